@@ -1,7 +1,7 @@
 """Every error that a user of titanish can cause, in one small hierarchy.
 
-The message follows one pattern: where, which key or file, which value, which rule, what to do. `assert` and plain
-Python errors are kept for mistakes of our own.
+The message follows one pattern: where, which key or file, which value, which rule, what to do. `assert` and
+plain Python errors are kept for mistakes of our own.
 """
 
 from __future__ import annotations

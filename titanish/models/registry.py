@@ -35,8 +35,8 @@ def resolve_size(name: str, flavor: str, override: Mapping[str, object] | None =
     """The family's size dataclass for `flavor`, with the fields in `override` replaced.
 
     Raises:
-        SizeError: unknown name, flavor or field, a value of the wrong type, or sizes that do not fit together;
-            all problems at once.
+        SizeError: unknown name, flavor or field, a value of the wrong type, or sizes that do not fit
+            together; all problems at once.
     """
     if name not in FAMILIES:
         raise SizeError([_unknown("name", name, FAMILIES)])

@@ -28,9 +28,10 @@ _POSITIVE_FLOATS = ("rope_theta", "norm_eps", "init_std", "rope_factor", "rope_l
 class Size:
     """Everything that decides the shape and the mathematics of one Llama.
 
-    `rope_factor` 1.0 means plain RoPE; above 1.0 the Llama 3.1 frequency scaling is applied with the other
-    `rope_*` fields. `init_std` is the standard deviation of every matrix, except that the two matrices that write
-    into the residual stream (`wo`, `w2`) use `init_std / sqrt(2 n_layers)` (Radford et al. 2019, section 2.3).
+    `head_dim` 0 stands for dim / n_heads. `rope_factor` 1.0 means plain RoPE; above 1.0 the Llama 3.1
+    frequency scaling is applied with the other `rope_*` fields. `init_std` is the standard deviation of every
+    matrix, except that the two that write into the residual stream (`wo`, `w2`) use
+    `init_std / sqrt(2 n_layers)` (Radford et al. 2019, section 2.3).
     """
 
     dim: int
@@ -99,10 +100,10 @@ class Size:
     def flops_per_token(self, seq_len: int) -> int:
         """FLOPs of forward and backward for one token, recomputation not counted.
 
-        Six for every parameter that is multiplied (the input embedding is looked up, not multiplied; a tied head is
-        multiplied once; norms are left out), and for the attention scores and values 12 x layers x heads x head_dim x
-        seq_len (PaLM, arXiv 2204.02311, appendix B). The number of key/value heads only changes the projections.
-        The causal half is not discounted.
+        Six for every parameter that is multiplied (the input embedding is looked up, not multiplied; a tied
+        head is multiplied once; norms are left out), and for the attention scores and values 12 x layers x
+        heads x head_dim x seq_len (PaLM, arXiv 2204.02311, appendix B). The number of key/value heads only
+        changes the projections. The causal half is not discounted.
         """
         matmul = self.n_layers * (self.layer_parameters - 2 * self.dim) + self.vocab_size * self.dim
         return 6 * matmul + 12 * self.n_layers * self.n_heads * self.head_dim * seq_len
