@@ -1,0 +1,1 @@
+"""What a run tells about itself: metrics, and the places that they are written to."""
