@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 
 _SEQ = 1  # tensor dimension
@@ -44,26 +43,29 @@ def sum_over(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     return _SumOver.apply(x, group)
 
 
-# Functional collectives rather than `dist.all_gather_into_tensor`: they return a new tensor and torch.compile
-# can trace them. The module's name is private, its functions are what PyTorch documents for compiled code.
+# The operators under `torch.distributed._functional_collectives` rather than its functions (renamed between
+# PyTorch 2.11 and 2.13) or `dist.all_gather_into_tensor` (in place, which selective recompute cannot save):
+# they return new tensors, and they are what torch.compile and async tensor parallelism look for.
+_ops = torch.ops._c10d_functional
 
 
 def _all_gather(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    return _wait(funcol.all_gather_tensor(x.contiguous(), _SEQ, group))
+    """(batch, seq/tp, ...) -> (batch, seq, ...)."""
+    ranks = group.size()
+    gathered = _ops.wait_tensor(_ops.all_gather_into_tensor(x.contiguous(), ranks, group.group_name))
+    return torch.cat(gathered.chunk(ranks), dim=_SEQ)
 
 
 def _reduce_scatter(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    return _wait(funcol.reduce_scatter_tensor(x.contiguous(), "sum", _SEQ, group))
+    """(batch, seq, ...) -> (batch, seq/tp, ...)."""
+    ranks = group.size()
+    stacked = torch.cat(x.chunk(ranks, dim=_SEQ))
+    return _ops.wait_tensor(_ops.reduce_scatter_tensor(stacked, "sum", ranks, group.group_name))
 
 
 def all_reduce(x: Tensor, group: dist.ProcessGroup, op: str = "sum") -> Tensor:
     """The reduction of `x` over ranks as a new tensor, outside autograd."""
-    return _wait(funcol.all_reduce(x.contiguous(), op, group))
-
-
-def _wait(x: Tensor) -> Tensor:
-    """The plain tensor; a lazy one would leak into autograd's saved tensors."""
-    return x.wait() if isinstance(x, funcol.AsyncCollectiveTensor) else x
+    return _ops.wait_tensor(_ops.all_reduce(x.contiguous(), op, group.group_name))
 
 
 class _GatherSequence(torch.autograd.Function):

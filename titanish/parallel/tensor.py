@@ -101,7 +101,9 @@ def _pad_and_gather(model: nn.Module, tp: TensorParallel) -> None:
         if missing:
             tokens, positions = F.pad(tokens, (0, missing)), F.pad(positions, (0, missing))
         h = tp.enter(forward(tokens, positions))
-        return h[:, :seq] if missing else h
+        if missing or not tp.sequence_parallel:
+            return h[:, :seq].clone()  # FSDP2 hooks the output's gradient and warns of a view
+        return h
 
     model.forward = whole_sequence_forward  # type: ignore[method-assign]
 
