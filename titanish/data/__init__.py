@@ -1,0 +1,1 @@
+"""Tokenizers, text sources, token files and the order in which training reads them."""
