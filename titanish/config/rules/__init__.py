@@ -1,0 +1,1 @@
+"""Rules between keys, and between the configuration and the model's size, by subject."""

@@ -1,0 +1,66 @@
+"""The sections about a run as a whole: `[job]`, `[metrics]`, `[comm]` and `[debug]`."""
+
+from __future__ import annotations
+
+from titanish.config.sections.base import Count, PositiveInt, Section
+
+
+class Job(Section):
+    """What the run is called and where it leaves its files."""
+
+    config_file: str | None = None
+    """The TOML file to load. Only the flag `--job.config_file` has this effect; in a file it is a record."""
+
+    dump_folder: str = "./outputs"
+    """Folder for everything that the run writes; relative folders of other sections lie below it."""
+
+    description: str = "default job"
+    """One line about the run, shown in its log."""
+
+    print_config: bool = False
+    """Write the resolved configuration, with the source of each value, to the log at the start."""
+
+    save_config_file: str | None = None
+    """Name of a second copy of the resolved configuration below `dump_folder`, beside `config.toml`."""
+
+
+class Metrics(Section):
+    """What is reported while training, and where."""
+
+    log_freq: PositiveInt = 10
+    """Steps between two reports; the first step and the last are always reported."""
+
+    enable_tensorboard: bool = False
+    """Write TensorBoard events."""
+
+    disable_color_printing: bool = False
+    """No colour in the log, even on a terminal."""
+
+    save_tb_folder: str = "tb"
+    """Folder for TensorBoard events, below `job.dump_folder`."""
+
+    save_for_all_ranks: bool = False
+    """Every rank writes metrics, instead of one rank for all."""
+
+
+class Comm(Section):
+    """How long ranks wait for each other before the run is given up."""
+
+    init_timeout_seconds: PositiveInt = 300
+    """Limit in seconds for a collective up to the end of the first step, which compiles and allocates."""
+
+    train_timeout_seconds: PositiveInt = 100
+    """Limit in seconds for a collective after the first step."""
+
+
+class Debug(Section):
+    """Randomness and reproducibility."""
+
+    seed: Count = 0
+    """The one seed of initial weights, data order and dropout."""
+
+    deterministic: bool = False
+    """Use deterministic algorithms only: slower, and an operation that has none is an error."""
+
+    deterministic_warn_only: bool = False
+    """With `deterministic`: warn about an operation without a deterministic algorithm instead of failing."""
