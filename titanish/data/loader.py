@@ -227,7 +227,8 @@ class _Batches:
                 # any.
                 persistent_workers=persistent_workers and num_workers > 0,
                 prefetch_factor=prefetch_factor if num_workers > 0 else None,
-                pin_memory=pin_memory,
+                # Without an accelerator pinned memory is of no use, and torch warns about it.
+                pin_memory=pin_memory and torch.accelerator.is_available(),
                 multiprocessing_context=_worker_context() if num_workers > 0 else None,
             )
         self._running: Any = None

@@ -49,8 +49,7 @@ FORMAT_VERSION = 1
 # A batch is large enough to keep all cores busy and small enough that two fit in memory easily.
 _BATCH_DOCUMENTS = 4096
 _BATCH_CHARACTERS = 1 << 24
-# A file may change twice within one tick of a file system's clock, so a hash is remembered only for older
-# files.
+# A file may change twice within one tick of a file system's clock: only hashes of older files are remembered.
 _SETTLED_NS = 2_000_000_000
 
 
@@ -118,10 +117,11 @@ def _build(
             for ids in arrays:
                 writer.add_document(ids)
             show(report.bytes_read)
-        if _stamps(source.files) != stamps:
-            raise DataError(
-                f"{source.setting}: a file changed while it was read; start again once it is complete"
-            )
+        for file, old, new in zip(source.files, stamps, _stamps(source.files), strict=True):
+            if old != new:
+                raise DataError(
+                    f"{source.setting}: {file.path} changed while it was read; start again when it is complete"
+                )
         seconds = time.perf_counter() - started
         summary = {
             "dataset": source.dataset,
@@ -180,23 +180,19 @@ def _content_hashes(files: tuple[SourceFile, ...], folder: Path, name: str) -> t
         known = _read_memory(memory)
         now = time.time_ns()
         stamps = _stamps(files)
-        entries = [known.get(str(file.path.absolute())) for file in files]
-        fresh = [
-            file.path
-            for file, stamp, entry in zip(files, stamps, entries, strict=True)
-            if entry is None or tuple(entry[:2]) != stamp
-        ]
+        stamp_of = dict(zip((str(file.path) for file in files), stamps, strict=True))
+        content = {
+            p: known[p][2] for p, stamp in stamp_of.items() if p in known and (*known[p][:2],) == stamp
+        }
+        fresh = [path for path in stamp_of if path not in content]
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            hashed = dict(zip(fresh, pool.map(_sha256, fresh), strict=True))
-        hashes, remembered = [], {}
-        for file, (size, mtime_ns), entry in zip(files, stamps, entries, strict=True):
-            content = hashed[file.path] if file.path in hashed else str(entry[2])  # type: ignore[index]
-            hashes.append(content)
-            if now - mtime_ns > _SETTLED_NS:
-                remembered[str(file.path.absolute())] = [size, mtime_ns, content]
+            content.update(zip(fresh, pool.map(_sha256, fresh), strict=True))
+        remembered = {
+            p: [*stamp, content[p]] for p, stamp in stamp_of.items() if now - stamp[1] > _SETTLED_NS
+        }
         if remembered != known:
             _write_whole(memory, json.dumps(remembered))
-    return hashes, stamps
+    return [content[str(file.path)] for file in files], stamps
 
 
 def _read_memory(path: Path) -> dict[str, list]:
@@ -211,9 +207,9 @@ def _stamps(files: tuple[SourceFile, ...]) -> list[_Stamp]:
         return [(s.st_size, s.st_mtime_ns) for s in (file.path.stat() for file in files)]
 
 
-def _sha256(path: Path) -> str:
+def _sha256(path: str) -> str:
     digest = hashlib.sha256()
-    with _source_errors(), path.open("rb") as file:
+    with _source_errors(), open(path, "rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()

@@ -70,14 +70,15 @@ class SourceFile:
 
     name: str
     path: Path
+    """Absolute."""
 
 
 @dataclass(frozen=True)
 class TextSource:
     """Documents from `files`: one per line of a `.jsonl`, one per file otherwise.
 
-    `setting` is what a user wrote to get it ("training.dataset_path = 'x'"), for messages; `root` is the folder
-    that file names are relative to.
+    `setting` is what a user wrote to get it ("training.dataset_path = 'x'"), for messages; `root` is the
+    folder that file names are relative to.
     """
 
     dataset: str
