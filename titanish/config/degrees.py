@@ -88,8 +88,8 @@ def resolve_degrees(section: Parallelism, world_size: int) -> Degrees:
             low = world_size // fixed * fixed
             sizes = " or ".join(str(size) for size in (low, low + fixed) if size)
             raise ConfigError(
-                f"{_equation(section)} = {fixed} does not divide world size {world_size};"
-                f" run on {sizes} ranks, or choose degrees whose product is one of {_listed(divisors(world_size))}"
+                f"{_equation(section)} = {fixed} does not divide world size {world_size}; run on {sizes}"
+                f" ranks, or choose degrees whose product is {_listed(divisors(world_size))}"
             )
         shard = world_size // fixed
     elif fixed * shard != world_size:
@@ -148,4 +148,5 @@ def _equation(section: Parallelism) -> str:
 
 
 def _listed(values: tuple[int, ...]) -> str:
-    return ", ".join(str(value) for value in values)
+    *most, last = (str(value) for value in values)
+    return f"{', '.join(most)} or {last}" if most else last

@@ -54,7 +54,7 @@ class _Words(Iterator[str]):
 def _flag(word: str, rest: _Words) -> Flag | Problem:
     name, equals, text = word.partition("=")
     if not word.startswith("--") or len(name) == 2:
-        return _problem(word, "", f"'{word}' follows no flag; values are written --section.key=VALUE")
+        return _problem(word, "", "neither a flag nor the value of one; write --section.key=VALUE")
     key = name[2:]
     if key.startswith("no-"):
         return _off(key[3:], name, equals)
@@ -66,16 +66,18 @@ def _flag(word: str, rest: _Words) -> Flag | Problem:
     if rest.ahead is None or rest.ahead.startswith("--"):
         if annotation is None:  # an unknown key is the mistake, not its value
             return Flag(key, True, name)
-        return _problem(name, key, f"{name} needs a value; write {name}=VALUE")
+        return _problem(name, key, f"{key} needs a value; write {name}=VALUE")
     return Flag(key, _value(next(rest), annotation), name)
 
 
 def _off(key: str, name: str, equals: str) -> Flag | Problem:
     annotation = value_type(key)
     if annotation is not None and not is_switch(annotation):
-        return _problem(name, key, f"{name}: only keys that are true or false can be switched off")
+        return _problem(
+            name, key, f"{key} is not true or false, so it cannot be switched off; write --{key}=VALUE"
+        )
     if equals:
-        return _problem(name, key, f"{name} takes no value; write {name} or --{key}=false")
+        return _problem(name, key, f"a switch takes no value; write {name} or --{key}=false")
     return Flag(key, False, name)
 
 

@@ -98,22 +98,21 @@ def unknown_key(key: str, value: object) -> tuple[str, tuple[str, ...]]:
         return f"{what}; did you mean {_alternatives(near)}?", near
     if section in known_sections():
         return f"{what}; [{section}] has {_names_in(section)}", ()
-    return f"{what}; the sections are {', '.join(sorted(known_sections()))}", ()
+    return f"{what}; the sections are {_top_sections()}", ()
 
 
 def unknown_section(section: str, names: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     """The sentence about a table that does not exist, and the keys of the one that may be meant."""
     what = f"unknown section [{section}]" + (f" ({', '.join(names)})" if names else "")
     if near := _nearest_section(section):
-        meant = tuple(key for key in known_keys() if key.startswith(near + "."))
-        return f"{what}; did you mean [{near}]?", meant
+        return f"{what}; did you mean [{near}]?", tuple(f"{near}.{name}" for name in names)
     homes = [(name, match) for name in names if (match := _same_name(section, name))]
     if homes:
         name, found = homes[0]
         return f"{what}; '{name}' is {_alternatives(found)}", tuple(
             key for _, match in homes for key in match
         )
-    return f"{what}; the sections are {', '.join(sorted(known_sections()))}", ()
+    return f"{what}; the sections are {_top_sections()}", ()
 
 
 def _fields(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -159,6 +158,10 @@ def _same_name(section: str, name: str) -> tuple[str, ...]:
     """Keys of this name in other sections, unless there are so many that the name says nothing."""
     found = sorted(key for key in known_keys() if key.rpartition(".")[2] == name)
     return tuple(found) if len(found) <= 2 else ()
+
+
+def _top_sections() -> str:
+    return ", ".join(sorted(section for section in known_sections() if "." not in section))
 
 
 def _names_in(section: str) -> str:

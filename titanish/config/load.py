@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,18 @@ from titanish.config.layers import Layers
 from titanish.config.problem import DEFAULT, InvalidConfig, Problem, Source, in_order, shown
 from titanish.config.rules.all import apply_rules
 from titanish.config.rules.base import Facts, any_doubt
-from titanish.config.rules.equations import BATCHES, DEGREES, plan_batch, plan_world
+from titanish.config.rules.plans import (
+    BATCHES,
+    DEGREES,
+    SIZES,
+    ResolveSize,
+    plan_batch,
+    plan_size,
+    plan_world,
+)
 from titanish.config.schema import Config
 from titanish.config.status import STATUS
 from titanish.config.values import as_json, mistyped, violation
-from titanish.errors import SizeError
-
-ResolveSize = Callable[[str, str, Mapping[str, object]], Any]
-"""(model.name, model.flavor, model.override) -> size; raises errors.SizeError."""
 
 _FILE_FLAG = "job.config_file"
 
@@ -74,11 +78,9 @@ def load_config(
         layers.add_file(file)
     layers.add_flags(flags)
     config = _validated(layers)
-    found = _Findings(layers, config, fallback=Source("file", str(file)) if file else DEFAULT)
+    found = _Findings(layers, config, Source("file", str(file)) if file else DEFAULT, device_type)
     if not layers.unread:
-        found.resolve_size(resolve_size)
-        found.plan(world_size)
-        found.apply_rules(device_type)
+        found.find(resolve_size, world_size)
     failing = [p for p in layers.problems if p.level == "error" or (at_start and p.level == "start")]
     notes = [p for p in layers.problems if p not in failing]
     if failing:
@@ -141,59 +143,34 @@ def _status(key: str, value: object, where: Source) -> Iterator[Problem]:
 
 
 class _Findings:
-    """The steps after the values: each uses what the ones before it found, and adds problems to `layers`."""
+    """The steps after the values: each needs what the ones before it found, and adds problems to `layers`."""
 
-    def __init__(self, layers: Layers, config: Config, fallback: Source) -> None:
+    def __init__(self, layers: Layers, config: Config, fallback: Source, device_type: str | None) -> None:
         self._layers = layers
-        self._config = config
-        self._fallback = fallback
+        self._facts = Facts(config, layers.sources, device_type=device_type, fallback=fallback)
         self.size: Any = None
         self.world: Degrees | None = None
         self.batch: BatchPlan | None = None
 
-    def resolve_size(self, resolve: ResolveSize | None) -> None:
-        """The model's size; a wrong field is reported at its own line."""
-        model = self._config.model
-        if resolve is None or any_doubt(["model.name", "model.flavor", OVERRIDE], self._layers.doubtful):
-            return
-        try:
-            self.size = resolve(model.name, model.flavor, model.override)
-        except SizeError as error:
-            self._layers.doubtful.add("model.name")
-            facts = self._facts()
-            for each in error.problems:
-                key = (
-                    f"model.{each.field}" if each.field in ("name", "flavor") else f"{OVERRIDE}.{each.field}"
-                )
-                near = f"; did you mean '{each.nearest}'?" if each.nearest else ""
-                written = [k for k in (key, *self._layers.sources) if k == key or is_override(k)]
-                place = next(
-                    (facts.source(k) for k in written if facts.written(k)), facts.source("model.flavor")
-                )
-                message = f"{key} = {shown(each.value)}: {each.message}{near}"
-                where = place if place != DEFAULT else self._fallback
-                self._layers.problems.append(Problem("error", where, key, each.value, message))
-
-    def plan(self, world_size: int | None) -> None:
-        """The world and the batch of the run."""
-        if any_doubt(DEGREES, self._layers.doubtful):
-            return
-        world = plan_world(self._facts(), world_size)
-        if isinstance(world, Problem):
-            self._layers.problems.append(world)
-            return
-        self.world = world
-        if any_doubt(BATCHES, self._layers.doubtful):
-            return
-        batch = plan_batch(self._facts(), world)
-        if isinstance(batch, Problem):
-            self._layers.problems.append(batch)
-        else:
-            self.batch = batch
-
-    def apply_rules(self, device_type: str | None) -> None:
-        """All rules that read no key in doubt."""
-        self._layers.problems += apply_rules(self._facts(device_type), self._layers.doubtful)
-
-    def _facts(self, device_type: str | None = None) -> Facts:
-        return Facts(self._config, self._layers.sources, self.size, self.world, device_type, self._fallback)
+    def find(self, resolve_size: ResolveSize | None, world_size: int | None) -> None:
+        """Size, world and batch, then the rules; a step whose keys are in doubt is left out."""
+        problems, doubtful = self._layers.problems, self._layers.doubtful
+        if resolve_size is not None and not any_doubt(SIZES, doubtful):
+            size = plan_size(self._facts, resolve_size)
+            if isinstance(size, list):
+                problems += size
+            else:
+                self.size = size
+        if not any_doubt(DEGREES, doubtful):
+            world = plan_world(self._facts, world_size)
+            if isinstance(world, Problem):
+                problems.append(world)
+            else:
+                self.world = world
+        if self.world and not any_doubt(BATCHES, doubtful):
+            batch = plan_batch(self._facts, self.world)
+            if isinstance(batch, Problem):
+                problems.append(batch)
+            else:
+                self.batch = batch
+        problems += apply_rules(replace(self._facts, size=self.size), doubtful)

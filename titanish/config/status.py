@@ -1,7 +1,7 @@
 """Keys that are known but not implemented: TorchTitan's (v0.2.2), and older names of keys that we have.
 
-Each stands here as data: its type and default, and the sentence to say when it is set to something else. A key
-that gets implemented moves from here to its section.
+Each stands here as data: its type, its default, and the sentence to say when it is set to something else. A
+key that gets implemented moves from here to its section.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from titanish.config.problem import Level
 class Status:
     """A known key without effect: silent at `default`, and a problem of `level` when set otherwise.
 
-    `start` is for what would change numbers, the mesh or the files written, `note` for what only changes speed
-    or reports.
+    `start` is for what would change numbers, the mesh or the files written, `note` for what only changes
+    speed or reports.
     """
 
     type: Any
@@ -70,7 +70,7 @@ STATUS: dict[str, Status] = {
         Literal["bfloat16", "float32"],
         "float32",
         "start",
-        "not supported: parameters are kept in float32; training.mixed_precision_param is what they compute in",
+        "not supported: parameters are float32; training.mixed_precision_param is what they compute in",
     ),
     "parallelism.enable_async_tensor_parallel": Status(bool, False, "note", _COMPILE),
     "parallelism.pipeline_parallel_degree": Status(int, 1, "start", _PIPELINE),

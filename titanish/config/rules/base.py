@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from titanish.config.degrees import Degrees
 from titanish.config.keys import value_at
 from titanish.config.problem import DEFAULT, Level, Problem, Source, shown
 from titanish.config.schema import Config
@@ -41,7 +40,6 @@ class Facts:
     config: Config
     sources: Mapping[str, Source]
     size: Size | None = None
-    degrees: Degrees | None = None
     device_type: str | None = None
     fallback: Source = DEFAULT
 

@@ -53,8 +53,10 @@ def bytes_fit_the_vocabulary(facts: Facts) -> Iterator[Problem]:
     reads_text = TOKENIZED & dataset_kinds(facts.config)
     if size is None or model.tokenizer != "bytes" or not reads_text or size.vocab_size >= _BYTE_TOKENS:
         return
+    key = "model.tokenizer"
     message = (
-        f"{facts.cite('model.tokenizer')} has {_BYTE_TOKENS} ids (bytes, BOS, EOS),"
-        f" but {facts.cite('model.flavor')} has a vocabulary of {size.vocab_size}; set model.override.vocab_size = {_BYTE_TOKENS} or more"
+        f"{facts.cite(key)} has {_BYTE_TOKENS} ids (bytes, BOS, EOS),"
+        f" but {facts.cite('model.flavor')} has a vocabulary of {size.vocab_size};"
+        f" set model.override.vocab_size to {_BYTE_TOKENS} or more"
     )
-    yield facts.problem("error", "model.tokenizer", message, "model.flavor")
+    yield facts.problem("error", key, message, "model.override.vocab_size", "model.flavor")

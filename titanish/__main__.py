@@ -1,0 +1,7 @@
+"""`python -m titanish` is the `titanish` command."""
+
+import sys
+
+from titanish.cli.main import main
+
+sys.exit(main())
