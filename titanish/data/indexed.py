@@ -121,9 +121,8 @@ class IndexedWriter:
                 self._commit()
         finally:
             for file in self._files.values():
-                with contextlib.suppress(
-                    OSError
-                ):  # a full disk also fails the last flush; what counts is on disk
+                # On a full disk closing fails as well; what was committed has been flushed before.
+                with contextlib.suppress(OSError):
                     file.close()
             for path in self._paths.values():
                 path.unlink(missing_ok=True)

@@ -120,7 +120,7 @@ def _build(
         for file, old, new in zip(source.files, stamps, _stamps(source.files), strict=True):
             if old != new:
                 raise DataError(
-                    f"{source.setting}: {file.path} changed while it was read; start again when it is complete"
+                    f"{source.setting}: {file.path} changed while it was read; start again once it is whole"
                 )
         seconds = time.perf_counter() - started
         summary = {
