@@ -59,7 +59,7 @@ def apply_recompute(layers: nn.ModuleDict, section: ActivationCheckpoint) -> Non
     for index, layer in enumerate(layers.values()):
         if (index + 1) % every == 0:
             # The forward is wrapped, not the module: a wrapping module would change every parameter's name.
-            layer.forward = partial(checkpoint, layer.forward, **keywords)  # type: ignore[method-assign]
+            layer.forward = partial(checkpoint, layer.forward, **keywords)
 
 
 def _weight_shapes(layers: nn.ModuleDict, fragments: Iterable[str]) -> frozenset[torch.Size]:

@@ -105,7 +105,7 @@ def _pad_and_gather(model: nn.Module, tp: TensorParallel) -> None:
             return h[:, :seq].clone()  # FSDP2 hooks the output's gradient and warns of a view
         return h
 
-    model.forward = whole_sequence_forward  # type: ignore[method-assign]
+    model.forward = whole_sequence_forward
 
 
 # ---------------------------------------------------------------------------------------------- parameters
@@ -195,12 +195,9 @@ def _apply_sequence(module: Any, style: Sequence, tp: TensorParallel, split: dic
     _split_parameters(module, dict.fromkeys(names, Replicate()), tp, split)
     # A shard of the sequence gives a shard of the gradient's sum; the whole sequence gives all of it.
     grad = Partial() if tp.sequence_parallel else Replicate()
-    if isinstance(module, nn.RMSNorm):
-        module.forward = partial(_rms_norm, module, grad)
-    elif isinstance(module, nn.LayerNorm):
-        module.forward = partial(_layer_norm, module, grad)
-    else:
-        raise TypeError(f"no sequence-parallel form of {type(module).__name__}")
+    forms: dict[type, Callable[..., Tensor]] = {nn.RMSNorm: _rms_norm, nn.LayerNorm: _layer_norm}
+    assert type(module) in forms, f"no sequence-parallel form of {type(module).__name__}"
+    module.forward = partial(forms[type(module)], module, grad)
 
 
 def _rms_norm(module: nn.RMSNorm, grad: Placement, x: Tensor) -> Tensor:

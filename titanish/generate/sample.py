@@ -1,0 +1,66 @@
+"""Text from a model that is being trained, on whatever mesh it is on.
+
+Every rank runs the same forward passes, since sharded weights are gathered by all; rank 0 draws, all go on
+with what it drew. Each new token costs a forward over the whole text: enough for a glance at what a model has
+learnt.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from titanish.data.tokenizer import Tokenizer
+
+
+@torch.no_grad()
+def sample_text(
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    prompt: str,
+    *,
+    max_new_tokens: int,
+    temperature: float,
+    max_seq_len: int,
+    seed: int,
+    device: torch.device,
+) -> str:
+    """The text that follows `prompt`, at most `max_new_tokens` tokens, or up to the tokenizer's EOS.
+
+    Args:
+        temperature: divides the logits; 0 takes the likeliest token.
+        max_seq_len: the model sees this many tokens back.
+        seed: draws the same text again for the same weights.
+    """
+    ids = list(tokenizer.encode(prompt))
+    if tokenizer.bos_id is not None:
+        ids.insert(0, tokenizer.bos_id)
+    if not ids:
+        raise ValueError("an empty prompt needs a tokenizer with a BOS token")
+    start = len(ids)
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(max_new_tokens):
+        token = _next_token(model, ids[-max_seq_len:], temperature, generator, device)
+        if token == tokenizer.eos_id:
+            break
+        ids.append(token)
+    return tokenizer.decode(ids[start:])
+
+
+def _next_token(
+    model: Any, ids: list[int], temperature: float, generator: torch.Generator, device: torch.device
+) -> int:
+    tokens = torch.tensor([ids], device=device)
+    hidden = model(tokens, torch.arange(len(ids), device=device))
+    logits: Tensor = model.output(hidden[:, -1]).float().squeeze(0).cpu()
+    if temperature == 0:
+        token = logits.argmax()
+    else:
+        token = torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator).squeeze()
+    drawn = token.to(device)
+    if dist.is_initialized():
+        dist.broadcast(drawn, src=0)
+    return int(drawn)

@@ -1,0 +1,148 @@
+"""`python -m titanish.train --job.config_file FILE [--section.key=value ...]`: one rank of a training job.
+
+The order is by cost of a mistake: configuration, then data, both without torch, then torch and the process
+group. That is why torch's part is imported inside a function here and nowhere else in the package.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from titanish.config.load import Loaded, load_config
+from titanish.config.render import to_toml
+from titanish.config.schema import Config
+from titanish.data.build import Prepared, prepare_data
+from titanish.errors import ConfigError, TitanishError
+from titanish.models.registry import resolve_size
+
+logger = logging.getLogger("titanish")
+
+
+def main(arguments: list[str]) -> int:
+    """Train as `arguments` say; returns the exit code."""
+    from titanish.runtime.log import report_failure, setup_logging
+
+    rank = int(os.environ.get("RANK", "0"))
+    try:
+        setup_logging(rank)
+        loaded = load_config(
+            None,
+            arguments,
+            world_size=int(os.environ.get("WORLD_SIZE", "1")),
+            resolve_size=resolve_size,
+            at_start=True,
+        )
+    except ConfigError as error:
+        if rank:
+            # Every rank found the same; rank 0 says it. Leaving first would make torchrun end rank 0 unheard.
+            time.sleep(10)
+        else:
+            report_failure(error)
+        return 1
+    try:
+        _train(loaded)
+    except KeyboardInterrupt:
+        logger.warning("interrupted")
+        return 130
+    except BaseException as error:
+        report_failure(error)
+        _leave(failed=True)
+        return 1
+    _leave(failed=False)
+    return 0
+
+
+def _train(loaded: Loaded) -> None:
+    config = loaded.config
+    prepared = prepare_data(
+        config.training,
+        config.validation,
+        config.model,
+        vocab_size=loaded.size.vocab_size,
+        seed=config.debug.seed,
+    )
+    from titanish.runtime.device import select_device
+    from titanish.runtime.log import set_place, setup_logging
+    from titanish.runtime.process_group import read_ranks, start_process_group
+    from titanish.train.assemble import assemble, start_mesh
+    from titanish.train.job import run
+
+    ranks = read_ranks()
+    setup_logging(ranks.rank, disable_color=config.metrics.disable_color_printing)
+    device = select_device(ranks.local_rank)
+    start_process_group(device, config.comm.init_timeout_seconds)
+    mesh = start_mesh(loaded, device)
+    set_place(mesh.place)
+    _announce(loaded, prepared, device.name)
+    if ranks.rank == 0:
+        _write_config(config)
+    job = assemble(loaded, prepared, device, mesh)
+    if job.state.step >= job.steps:
+        logger.info(f"step {job.state.step} is done already; raise training.steps above it to go on")
+    run(job)
+    if config.sample.enable:
+        _sample(loaded, prepared, job.model, device.torch_device)
+
+
+def _announce(loaded: Loaded, prepared: Prepared, device: str) -> None:
+    config = loaded.config
+    logger.info(
+        f"{config.job.description}; {config.model.name} {config.model.flavor}, "
+        f"{loaded.size.num_parameters:,} parameters, on {device}"
+    )
+    for note in loaded.notes:
+        logger.info(str(note))
+    logger.info(str(loaded.world))
+    logger.info(str(loaded.batch))
+    logger.info(f"data: {prepared.train.dataset}, tokenizer {prepared.tokenizer.name}")
+    if config.job.print_config:
+        logger.info("\n" + to_toml(config))
+
+
+def _write_config(config: Config) -> None:
+    folder = Path(config.job.dump_folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("config.toml", config.job.save_config_file):
+            if name is not None:
+                (folder / name).write_text(to_toml(config))
+    except OSError as error:
+        raise TitanishError(
+            f"job.dump_folder = {config.job.dump_folder!r}: {error.filename} cannot be written: "
+            f"{error.strerror}; name a folder that can"
+        ) from error
+
+
+def _sample(loaded: Loaded, prepared: Prepared, model: Any, device: Any) -> None:
+    from titanish.generate.sample import sample_text
+
+    config = loaded.config
+    text = sample_text(
+        model,
+        prepared.tokenizer,
+        config.sample.prompt,
+        max_new_tokens=config.sample.max_new_tokens,
+        temperature=config.sample.temperature,
+        max_seq_len=config.training.seq_len,
+        seed=config.debug.seed,
+        device=device,
+    )
+    logger.info(
+        f"sampled from the trained model after {config.sample.prompt!r}:\n{config.sample.prompt}{text}"
+    )
+
+
+def _leave(*, failed: bool) -> None:
+    if "torch" in sys.modules:
+        from titanish.runtime.process_group import close
+
+        close(failed=failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,148 @@
+"""What happens around steps, each thing in a small class of its own; `assemble` sets their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from titanish.checkpoint.manager import CheckpointManager, Progress
+from titanish.observe.metrics import Row, StepMetrics, Throughput
+from titanish.observe.reporter import Reporter
+from titanish.runtime.device import Device
+from titanish.runtime.garbage import GarbageCollection
+from titanish.runtime.process_group import use_train_timeout
+from titanish.train.job import StepResult, TrainState
+from titanish.train.validate import Validation
+
+
+class Idle:
+    """A hook that does nothing; the others override what they need."""
+
+    def before_step(self, state: TrainState, row: Row) -> None:
+        pass
+
+    def after_step(self, state: TrainState, result: StepResult, row: Row) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class ValidateHook(Idle):
+    """Validation before the first step of training, every `freq` steps, and after the last."""
+
+    validation: Validation
+    freq: int
+    last_step: int
+    throughput: Throughput
+
+    def before_step(self, state: TrainState, row: Row) -> None:
+        if state.step == 0:
+            self._validate(state, row)
+
+    def after_step(self, state: TrainState, result: StepResult, row: Row) -> None:
+        if state.step % self.freq == 0 or state.step == self.last_step:
+            self._validate(state, row)
+
+    def _validate(self, state: TrainState, row: Row) -> None:
+        with self.throughput.excluded():
+            row["validation_loss"] = self.validation.run()
+
+
+@dataclass(frozen=True)
+class ReportHook(Idle):
+    """Sends a row off every `freq` steps, after the first and the last, and whenever another hook left a
+    value."""
+
+    reporter: Reporter
+    throughput: Throughput
+    device: Device
+    loss_group: dist.ProcessGroup
+    freq: int
+    last_step: int
+
+    def before_step(self, state: TrainState, row: Row) -> None:
+        if row:
+            self.reporter.log({"step": state.step, **row})
+
+    def after_step(self, state: TrainState, result: StepResult, row: Row) -> None:
+        self.reporter.advance(state.step)
+        if state.step % self.freq == 0 or state.step in (1, self.last_step):
+            row = {**self._metrics(state, result), **row}
+        if row:
+            self.reporter.log({"step": state.step, **row})
+
+    def _metrics(self, state: TrainState, result: StepResult) -> Row:
+        loss = result.loss_share.double()
+        dist.all_reduce(loss, group=self.loss_group)
+        speed = self.throughput.read()
+        return StepMetrics(
+            step=state.step,
+            loss=loss.item(),
+            grad_norm=result.grad_norm.item(),
+            lr=result.lr,
+            tokens_seen=state.tokens_seen,
+            tokens_per_second=speed.tokens_per_second,
+            step_seconds=speed.step_seconds,
+            data_wait_fraction=speed.data_wait_fraction,
+            memory_gib=self.device.peak_memory_gib(),
+            model_flops_per_second=speed.model_flops_per_second,
+            mfu=speed.mfu,
+        ).row()
+
+    def close(self) -> None:
+        self.reporter.close()
+
+
+@dataclass(frozen=True)
+class CheckpointHook(Idle):
+    """Saves every `interval` steps, after the last, and after the first if asked for."""
+
+    manager: CheckpointManager
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    interval: int
+    last_step: int
+    after_first: bool
+    throughput: Throughput
+
+    def after_step(self, state: TrainState, result: StepResult, row: Row) -> None:
+        due = state.step % self.interval == 0 or state.step == self.last_step
+        if due or (self.after_first and state.step == 1):
+            with self.throughput.excluded():
+                progress = Progress(state.step, state.tokens_seen, state.samples_seen)
+                self.manager.save(self.model, self.optimizer, progress)
+
+
+@dataclass(frozen=True)
+class TimeoutHook(Idle):
+    """The long timeout of the start ends with the first step of this process."""
+
+    first_step: int
+    shorten: Callable[[], None]
+
+    @classmethod
+    def of(cls, first_step: int, seconds: float, groups: list[dist.ProcessGroup]) -> TimeoutHook:
+        return cls(first_step, lambda: use_train_timeout(seconds, groups))
+
+    def after_step(self, state: TrainState, result: StepResult, row: Row) -> None:
+        if state.step == self.first_step:
+            self.shorten()
+
+
+@dataclass(frozen=True)
+class GarbageHook(Idle):
+    """Python's garbage collection at the same step on every rank."""
+
+    collection: GarbageCollection
+
+    def after_step(self, state: TrainState, result: StepResult, row: Row) -> None:
+        self.collection.after_step(state.step)
+
+    def close(self) -> None:
+        self.collection.close()
