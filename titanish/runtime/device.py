@@ -21,7 +21,7 @@ GIB = 1024**3
 # pattern found in the device's name holds, so a card's variants stand before the card. MI250X is one of its
 # two dies, which is what torch sees as a device.
 PEAK_BF16_FLOPS: tuple[tuple[str, float], ...] = (
-    (r"B200\b", 2250e12),
+    (r"\bB200\b", 2250e12),
     (r"\bGH200\b", 989e12),
     (r"\bH200 NVL\b", 835e12),
     (r"\bH200\b", 989e12),
