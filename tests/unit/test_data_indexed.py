@@ -113,9 +113,8 @@ def test_a_reader_travels_to_a_worker_as_its_path(tmp_path: Path) -> None:
 
 
 def test_an_exception_while_writing_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(KeyError), IndexedWriter(tmp_path / "data", np.dtype("uint16")) as writer:
-        writer.add_document([1])
-        raise KeyError
+    with pytest.raises(DataError), IndexedWriter(tmp_path / "data", np.dtype("uint16")) as writer:
+        writer.add_document([-1])
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,4 +1,4 @@
-"""The keyed order of the windows: a bijection for every size, another one for every seed and epoch, and fixed."""
+"""The keyed order of the windows: a bijection for every size, another for each seed and epoch, and fixed."""
 
 from __future__ import annotations
 

@@ -98,8 +98,8 @@ def test_a_field_that_no_line_has_names_the_fields_there_are(tmp_path: Path) -> 
     with pytest.raises(DataError) as caught:
         read(file)
     assert str(caught.value) == (
-        f"training.dataset_path = '{file}': none of the 2 records has the field training.text_field = 'text'; "
-        "fields found: 'content' (2), 'id' (1); set training.text_field to the one that holds the text"
+        f"training.dataset_path = '{file}': none of the 2 records has the field training.text_field = "
+        "'text'; fields found: 'content' (2), 'id' (1); set training.text_field to the one that holds the text"
     )
 
 

@@ -1,4 +1,4 @@
-"""Tokenizers: exactly the BOS and EOS that were asked for, and a sentence for every folder that is not one."""
+"""Tokenizers: exactly the BOS and EOS asked for, and a sentence for every folder that is not one."""
 
 from __future__ import annotations
 
@@ -112,8 +112,8 @@ def test_a_special_that_is_asked_for_but_not_defined_is_named(tmp_path: Path, na
     with pytest.raises(DataError) as caught:
         HFTokenizer(tmp_path).encode_documents(["a"], **wanted)
     assert str(caught.value) == (
-        f"training.add_{name} = true, but the tokenizer {tmp_path} has no {name.upper()} token in its vocabulary; "
-        f"name one as {name}_token in its tokenizer_config.json, or set training.add_{name} = false"
+        f"training.add_{name} = true, but the tokenizer {tmp_path} has no {name.upper()} token in its "
+        f"vocabulary; name one as {name}_token in its tokenizer_config.json, or set training.add_{name} = false"
     )
 
 

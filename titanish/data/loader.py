@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
+import multiprocessing.connection
+import os
+import threading
 import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any, TypedDict
@@ -230,6 +233,7 @@ class _Batches:
                 # Without an accelerator pinned memory is of no use, and torch warns about it.
                 pin_memory=pin_memory and torch.accelerator.is_available(),
                 multiprocessing_context=_worker_context() if num_workers > 0 else None,
+                worker_init_fn=_end_with_parent,
             )
         self._running: Any = None
 
@@ -252,6 +256,22 @@ class _Batches:
 
 def _as_is(item: Any) -> Any:
     return item
+
+
+def _end_with_parent(worker_id: int) -> None:
+    """Ends this worker when the process that it loads for dies, also by a kill.
+
+    torch's own watch looks at the parent's process id, which is the fork server's here; and the server
+    stays for as long as it has workers.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "runs in workers only"
+
+    def watch() -> None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="end with parent").start()
 
 
 def _worker_context() -> multiprocessing.context.BaseContext:
