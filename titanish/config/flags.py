@@ -14,20 +14,20 @@ from titanish.config.toml_file import flatten
 
 @dataclass(frozen=True)
 class Flag:
-    """One value from the command line; `written` is the flag as the user wrote it."""
+    """One value from the command line; `source` holds the flag as the user wrote it."""
 
     key: str
     value: object
-    written: str
+    source: Source
 
 
 def parse_flags(words: Sequence[str]) -> tuple[tuple[Flag, ...], tuple[Problem, ...]]:
     """The values on the command line in their order, and the words that are none."""
     flags: list[Flag] = []
     problems: list[Problem] = []
-    rest = _Words(words)
-    for word in rest:
-        found = _flag(word, rest)
+    rest = list(words)
+    while rest:
+        found = _next(rest, order=len(words) - len(rest))
         if isinstance(found, Flag):
             flags += _leaves(found)
         else:
@@ -35,50 +35,38 @@ def parse_flags(words: Sequence[str]) -> tuple[tuple[Flag, ...], tuple[Problem, 
     return tuple(flags), tuple(problems)
 
 
-class _Words(Iterator[str]):
-    """The words of a command line, with a look at the next one."""
-
-    def __init__(self, words: Sequence[str]) -> None:
-        self._words = list(words)
-
-    def __next__(self) -> str:
-        if not self._words:
-            raise StopIteration
-        return self._words.pop(0)
-
-    @property
-    def ahead(self) -> str | None:
-        return self._words[0] if self._words else None
-
-
-def _flag(word: str, rest: _Words) -> Flag | Problem:
+def _next(rest: list[str], order: int) -> Flag | Problem:
+    """Takes one flag with its value off the front of the words."""
+    word = rest.pop(0)
     name, equals, text = word.partition("=")
+    source = Source("flag", flag=name, order=order)
     if not word.startswith("--") or len(name) == 2:
-        return _problem(word, "", "neither a flag nor the value of one; write --section.key=VALUE")
+        source = Source("flag", flag=word, order=order)
+        return _problem(source, "", "neither a flag nor the value of one; write --section.key=VALUE")
     key = name[2:]
     if key.startswith("no-"):
-        return _off(key[3:], name, equals)
+        return _off(key[3:], source, equals)
     annotation = value_type(key)
     if equals:
-        return Flag(key, _value(text, annotation), name)
+        return Flag(key, _value(text, annotation), source)
     if annotation is not None and is_switch(annotation):
-        return Flag(key, next(rest) == "true" if rest.ahead in ("true", "false") else True, name)
-    if rest.ahead is None or rest.ahead.startswith("--"):
-        if annotation is None:  # an unknown key is the mistake, not its value
-            return Flag(key, True, name)
-        return _problem(name, key, f"{key} needs a value; write {name}=VALUE")
-    return Flag(key, _value(next(rest), annotation), name)
+        written_out = bool(rest) and rest[0] in ("true", "false")
+        return Flag(key, rest.pop(0) == "true" if written_out else True, source)
+    if rest and not rest[0].startswith("--"):
+        return Flag(key, _value(rest.pop(0), annotation), source)
+    if annotation is None:  # an unknown key is the mistake, not its value
+        return Flag(key, True, source)
+    return _problem(source, key, f"{key} needs a value; write {name}=VALUE")
 
 
-def _off(key: str, name: str, equals: str) -> Flag | Problem:
+def _off(key: str, source: Source, equals: str) -> Flag | Problem:
     annotation = value_type(key)
     if annotation is not None and not is_switch(annotation):
-        return _problem(
-            name, key, f"{key} is not true or false, so it cannot be switched off; write --{key}=VALUE"
-        )
+        message = f"{key} is not true or false, so it cannot be switched off; write --{key}=VALUE"
+        return _problem(source, key, message)
     if equals:
-        return _problem(name, key, f"a switch takes no value; write {name} or --{key}=false")
-    return Flag(key, False, name)
+        return _problem(source, key, f"a switch takes no value; write {source.flag} or --{key}=false")
+    return Flag(key, False, source)
 
 
 def _value(text: str, annotation: object) -> object:
@@ -101,8 +89,8 @@ def _leaves(flag: Flag) -> Iterator[Flag]:
         yield flag
         return
     for key, value in flatten(flag.value, f"{flag.key}."):
-        yield Flag(key, value, flag.written)
+        yield Flag(key, value, flag.source)
 
 
-def _problem(written: str, key: str, message: str) -> Problem:
-    return Problem("error", Source("flag", flag=written), key, None, message)
+def _problem(source: Source, key: str, message: str) -> Problem:
+    return Problem("error", source, key, None, message)

@@ -11,8 +11,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from titanish.config.problem import shown
 from titanish.config.schema import Config, Scalar
+from titanish.config.spelling import shown, split_key
 from titanish.config.status import REMOVED, RENAMED, STATUS
 
 OVERRIDE = "model.override"
@@ -59,7 +59,7 @@ def known_sections() -> frozenset[str]:
 
 def is_override(key: str) -> bool:
     """Whether the key is a size field of the model."""
-    return key.startswith(OVERRIDE + ".")
+    return split_key(key)[0] == OVERRIDE
 
 
 def value_type(key: str) -> Any:
@@ -86,12 +86,12 @@ def unknown_key(key: str, value: object) -> tuple[str, tuple[str, ...]]:
         return f"{what}; write {RENAMED[key]} instead", (RENAMED[key].split()[0],)
     if key in REMOVED:
         return f"{what}; delete it: {REMOVED[key]}", ()
-    section, _, name = key.rpartition(".")
+    section, name = split_key(key)
     if section in known_keys():
         return f"{what}; '{section}' is a value, not a section", (section,)
     elsewhere = _same_name(section, name)
     if elsewhere and section in known_sections():
-        right = " or ".join(f"[{other.rpartition('.')[0]}]" for other in elsewhere)
+        right = " or ".join(f"[{split_key(other)[0]}]" for other in elsewhere)
         return f"{what}; '{name}' belongs in {right}: write {_alternatives(elsewhere)}", elsewhere
     near = _nearest(section, name) or elsewhere
     if near:
@@ -142,7 +142,7 @@ def _kinds(annotation: Any) -> Iterator[Any]:
 def _nearest(section: str, name: str) -> tuple[str, ...]:
     """The key that is spelled most like this one: in its own section first, then anywhere."""
     own = section if section in known_sections() else _nearest_section(section)
-    here = {key.rpartition(".")[2]: key for key in known_keys() if key.rpartition(".")[0] == own}
+    here = {split_key(key)[1]: key for key in known_keys() if split_key(key)[0] == own}
     if found := difflib.get_close_matches(name, here, n=1, cutoff=0.6):
         return (here[found[0]],)
     key = f"{section}.{name}" if section else name
@@ -156,7 +156,7 @@ def _nearest_section(section: str) -> str:
 
 def _same_name(section: str, name: str) -> tuple[str, ...]:
     """Keys of this name in other sections, unless there are so many that the name says nothing."""
-    found = sorted(key for key in known_keys() if key.rpartition(".")[2] == name)
+    found = sorted(key for key in known_keys() if split_key(key)[1] == name)
     return tuple(found) if len(found) <= 2 else ()
 
 
@@ -165,9 +165,7 @@ def _top_sections() -> str:
 
 
 def _names_in(section: str) -> str:
-    return ", ".join(
-        sorted(key.rpartition(".")[2] for key in known_keys() if key.rpartition(".")[0] == section)
-    )
+    return ", ".join(sorted(split_key(key)[1] for key in known_keys() if split_key(key)[0] == section))
 
 
 def _alternatives(keys: tuple[str, ...]) -> str:

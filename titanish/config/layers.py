@@ -16,7 +16,8 @@ from titanish.config.keys import (
     unknown_key,
     unknown_section,
 )
-from titanish.config.problem import Problem, Source, shown
+from titanish.config.problem import Problem, Source
+from titanish.config.spelling import shown, split_key
 from titanish.config.status import REMOVED, RENAMED
 from titanish.config.toml_file import Document, Leaf, TomlError, read_toml
 from titanish.config.values import mistyped, violation
@@ -46,8 +47,8 @@ class Layers:
 
     def add_flags(self, flags: Sequence[Flag]) -> None:
         """Lays values of the command line over what is there."""
-        for order, flag in enumerate(flags):
-            self._add(Leaf(flag.key, flag.value), Source("flag", flag=flag.written, order=order))
+        for flag in flags:
+            self._add(Leaf(flag.key, flag.value), flag.source)
 
     def _add_file(self, path: Path, chain: tuple[Path, ...], place: Source) -> None:
         real = path.resolve()
@@ -123,7 +124,7 @@ class Layers:
 
 def _unknown_section_of(leaf: Leaf) -> str:
     """The unknown table that the leaf stands in (or is), "" if its table is known."""
-    section = leaf.key.rpartition(".")[0]
+    section = split_key(leaf.key)[0]
     if leaf.value == {} and leaf.key not in known_sections() | known_keys():
         section = leaf.key
     known = known_sections() | known_keys() | {""}

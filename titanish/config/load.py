@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,9 +9,9 @@ from typing import Any
 
 from titanish.config.degrees import BatchPlan, Degrees
 from titanish.config.flags import Flag, parse_flags
-from titanish.config.keys import OVERRIDE, field_types, is_override, value_type
+from titanish.config.keys import field_types, value_type
 from titanish.config.layers import Layers
-from titanish.config.problem import DEFAULT, InvalidConfig, Problem, Source, in_order, shown
+from titanish.config.problem import DEFAULT, InvalidConfig, Problem, Source, in_order
 from titanish.config.rules.all import apply_rules
 from titanish.config.rules.base import Facts, any_doubt
 from titanish.config.rules.plans import (
@@ -25,6 +24,7 @@ from titanish.config.rules.plans import (
     plan_world,
 )
 from titanish.config.schema import Config
+from titanish.config.spelling import plain_name, shown, split_key
 from titanish.config.status import STATUS
 from titanish.config.values import as_json, mistyped, violation
 
@@ -104,10 +104,8 @@ def _file_to_load(file: Path | None, flags: Sequence[Flag], layers: Layers) -> P
     last = named[-1]
     path = Path(str(last.value))
     if file is not None and file != path:
-        message = f"{last.written} = {shown(last.value)}: the file to load is '{file}' already; name one file"
-        layers.problems.append(
-            Problem("error", Source("flag", flag=last.written), _FILE_FLAG, last.value, message)
-        )
+        message = f"{_FILE_FLAG} = {shown(last.value)}: '{file}' is the file already; name one file"
+        layers.problems.append(Problem("error", last.source, _FILE_FLAG, last.value, message))
         return file
     return path
 
@@ -129,11 +127,10 @@ def _validated(layers: Layers) -> Config:
 
 
 def _put(tree: dict[str, Any], key: str, value: object) -> None:
-    prefix = OVERRIDE if is_override(key) else key.rpartition(".")[0]
-    for section in prefix.split("."):
+    table, name = split_key(key)
+    for section in table.split("."):
         tree = tree.setdefault(section, {})
-    name = key[len(prefix) + 1 :]
-    tree[json.loads(name) if name.startswith('"') else name] = value
+    tree[plain_name(name)] = value
 
 
 def _status(key: str, value: object, where: Source) -> Iterator[Problem]:

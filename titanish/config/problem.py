@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,14 +11,12 @@ from titanish.errors import ConfigError
 Level = Literal["error", "start", "note"]
 """`error` fails a check and a start, `start` fails a start and warns in a check, `note` is only shown."""
 
-_LONGEST_VALUE = 60
-
 
 @dataclass(frozen=True)
 class Source:
     """Where a value came from: the built-in default, a line of a file, or a flag of the command line.
 
-    `order` counts files, then flags, in the order in which they are applied.
+    `order` sorts files by when they were met, and flags by their place on the command line.
     """
 
     kind: Literal["default", "file", "flag"] = "default"
@@ -62,7 +58,9 @@ def in_order(problems: Iterable[Problem]) -> tuple[Problem, ...]:
         where = problem.where
         return ("file", "flag", "default").index(where.kind), where.order, where.line
 
-    return tuple(sorted(dict.fromkeys(problems), key=position))
+    # A file that two others name as their base is read twice, but its mistakes are told once.
+    once = {str(problem): problem for problem in problems}
+    return tuple(sorted(once.values(), key=position))
 
 
 class InvalidConfig(ConfigError):
@@ -72,36 +70,3 @@ class InvalidConfig(ConfigError):
         self.problems = in_order(problems)
         self.notes = in_order(notes)
         super().__init__("\n".join(f"{p.where}: {p.message}" for p in self.problems))
-
-
-def toml_value(value: object) -> str:
-    """The value as TOML writes it. Raises TypeError for what TOML cannot hold, such as None."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, float):
-        return repr(value) if math.isfinite(value) else str(value)
-    if isinstance(value, str):
-        # JSON's escapes are a subset of TOML's, but JSON leaves DEL as it is and TOML forbids it.
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(toml_value(item) for item in value) + "]"
-    if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{toml_key(key)} = {toml_value(item)}" for key, item in value.items()) + " }"
-    raise TypeError(f"TOML has no {type(value).__name__}")
-
-
-def toml_key(name: str) -> str:
-    """The name as one segment of a TOML key, quoted if it must be."""
-    bare = name.isascii() and name.replace("-", "").replace("_", "").isalnum()
-    return name if bare else toml_value(name)
-
-
-def shown(value: object) -> str:
-    """The value as a message shows it: as in TOML, on one line, cut where it is long."""
-    try:
-        text = toml_value(value)
-    except TypeError:  # dates and times, which TOML has and no key takes
-        text = str(value)
-    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."

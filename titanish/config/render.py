@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from titanish.config.keys import OVERRIDE, field_defaults, flat_values
-from titanish.config.problem import Source, toml_key, toml_value
+from titanish.config.problem import Source
 from titanish.config.schema import Config
+from titanish.config.spelling import split_key, toml_key, toml_value
 
 
 def to_toml(config: Config, sources: Mapping[str, Source] | None = None) -> str:
@@ -23,7 +24,7 @@ def to_toml(config: Config, sources: Mapping[str, Source] | None = None) -> str:
     for key, value in values.items():
         if value is None:
             continue
-        section, _, name = key.rpartition(".")
+        section, name = split_key(key)
         line = f"{name} = {toml_value(value)}"
         if sources is not None and key in sources and value != defaults.get(key):
             line += f"  # {sources[key]}"

@@ -15,7 +15,7 @@ from typing import Any
 
 import tomli
 
-from titanish.config.problem import toml_key
+from titanish.config.spelling import toml_key
 
 # What the last line of a statement over several lines must hold: it closes an array or a string.
 _MAY_CLOSE = ("]", '"""', "'''")
@@ -103,15 +103,20 @@ def _statements(text: str) -> Iterator[tuple[int, dict[str, Any], bool]]:
     """(first line, what it parses to, is a table header) for every statement of a valid document."""
     rows = text.split("\n")
     start = 0
-    while start < len(rows):
-        end = start + 1
-        while (parsed := _parse_or_none(rows[start:end])) is None:
-            end += 1
-            while not any(mark in rows[end - 1] for mark in _MAY_CLOSE):
-                end += 1
+    while start < len(rows) and (found := _statement(rows, start)):
+        end, parsed = found
         if parsed:
             yield start + 1, parsed, rows[start].lstrip().startswith("[")
         start = end
+
+
+def _statement(rows: list[str], start: int) -> tuple[int, dict[str, Any]] | None:
+    """Where the statement that begins at `start` ends and what it parses to; None if it never ends."""
+    for end in range(start + 1, len(rows) + 1):
+        may_end = end == start + 1 or any(mark in rows[end - 1] for mark in _MAY_CLOSE)
+        if may_end and (parsed := _parse_or_none(rows[start:end])) is not None:
+            return end, parsed
+    return None
 
 
 def _parse_or_none(rows: list[str]) -> dict[str, Any] | None:
@@ -125,5 +130,11 @@ def _syntax_error(message: str, text: str) -> TomlError:
     found = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)$", message)
     if not found:
         return TomlError(f"not valid TOML: {message}")
-    line = int(found[1]) if found[1] else text.rstrip("\n").count("\n") + 1
-    return TomlError(f"not valid TOML: {message[: found.start()]}", line)
+    message = message[: found.start()]
+    if found[1]:
+        return TomlError(f"not valid TOML: {message}", int(found[1]))
+    # Where the parser gives up says little about a bracket or a quote that was never closed.
+    rows, start = text.split("\n"), 0
+    while start < len(rows) and (statement := _statement(rows, start)):
+        start = statement[0]
+    return TomlError(f"not valid TOML: {message}; what begins here never ends", start + 1)

@@ -13,7 +13,7 @@ import tomli
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from titanish.config.problem import shown, toml_value
+from titanish.config.spelling import shown, toml_value
 
 _WANTED = {
     "int_type": "an integer",
@@ -79,10 +79,11 @@ def _spelling(detail: ErrorDetails, value: object) -> str:
         return f"; write {str(given).lower()}" + (" without quotes" if given in ("true", "false") else "")
     if kind == "string_type" and isinstance(given, int | float) and not isinstance(given, bool):
         return f'; write "{given}" in quotes'
+    if kind == "string_type" and isinstance(value, datetime.date | datetime.time):
+        return "; dates need quotes"
     if kind == "tuple_type" and isinstance(value, str):
-        items = [part.strip() for part in value.split(",")]
-        return f"; write {toml_value(items)}"
-    return "; dates need quotes" if isinstance(value, datetime.date | datetime.time) else ""
+        return f"; write {toml_value([part.strip() for part in value.split(',')])}"
+    return ""
 
 
 def _is_number(text: str) -> bool:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from titanish.config.keys import value_at
-from titanish.config.problem import DEFAULT, Level, Problem, Source, shown
+from titanish.config.problem import DEFAULT, Level, Problem, Source
 from titanish.config.schema import Config
+from titanish.config.spelling import shown
 
 
 class Size(Protocol):
@@ -58,7 +59,8 @@ class Facts:
     def problem(self, level: Level, key: str, message: str, *others: str) -> Problem:
         """A problem with `key`, placed there, else at the first of the others that somebody wrote down."""
         place = next((self.source(k) for k in (key, *others) if self.written(k)), self.fallback)
-        return Problem(level, place, key, value_at(self.config, key), message)
+        # The place stands in front of the message, so citing it once more would only make the line longer.
+        return Problem(level, place, key, value_at(self.config, key), message.replace(f" ({place})", ""))
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ from typing import Any
 
 from titanish.config.degrees import BatchPlan, Degrees, resolve_batch, resolve_degrees, smallest_world
 from titanish.config.keys import OVERRIDE, is_override
-from titanish.config.problem import Problem, shown
+from titanish.config.problem import Problem
 from titanish.config.rules.base import Facts
+from titanish.config.spelling import shown
 from titanish.errors import ConfigError, SizeError, SizeProblem
 
 ResolveSize = Callable[[str, str, Mapping[str, object]], Any]
