@@ -99,7 +99,8 @@ def test_a_field_that_no_line_has_names_the_fields_there_are(tmp_path: Path) -> 
         read(file)
     assert str(caught.value) == (
         f"training.dataset_path = '{file}': none of the 2 records has the field training.text_field = "
-        "'text'; fields found: 'content' (2), 'id' (1); set training.text_field to the one that holds the text"
+        "'text'; fields found: 'content' (2), 'id' (1); "
+        "set training.text_field to the one that holds the text"
     )
 
 

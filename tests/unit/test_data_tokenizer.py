@@ -113,7 +113,8 @@ def test_a_special_that_is_asked_for_but_not_defined_is_named(tmp_path: Path, na
         HFTokenizer(tmp_path).encode_documents(["a"], **wanted)
     assert str(caught.value) == (
         f"training.add_{name} = true, but the tokenizer {tmp_path} has no {name.upper()} token in its "
-        f"vocabulary; name one as {name}_token in its tokenizer_config.json, or set training.add_{name} = false"
+        f"vocabulary; name one as {name}_token in its tokenizer_config.json, or set "
+        f"training.add_{name} = false"
     )
 
 
