@@ -180,6 +180,13 @@ def test_iterating_again_begins_at_the_start(windows: TokenWindows) -> None:
     assert same(first, second)
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_reading_data_leaves_torchs_random_state_alone(windows: TokenWindows, num_workers: int) -> None:
+    before = torch.get_rng_state()
+    steps(windows, 2, num_workers=num_workers)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 class CountingReader(MockReader):
     reads = 0
 

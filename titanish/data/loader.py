@@ -226,14 +226,15 @@ class _Batches:
                 sampler=items,
                 collate_fn=_as_is,
                 num_workers=num_workers,
-                # Only workers can persist and read ahead; the keys may stand in a file that is run without
-                # any.
+                # Only workers can persist and read ahead; without any the two keys mean nothing.
                 persistent_workers=persistent_workers and num_workers > 0,
                 prefetch_factor=prefetch_factor if num_workers > 0 else None,
                 # Without an accelerator pinned memory is of no use, and torch warns about it.
                 pin_memory=pin_memory and torch.accelerator.is_available(),
                 multiprocessing_context=_worker_context() if num_workers > 0 else None,
                 worker_init_fn=_end_with_parent,
+                # Each pass draws a seed for its workers; it must not come from the generator of dropout.
+                generator=torch.Generator(),
             )
         self._running: Any = None
 
@@ -245,8 +246,7 @@ class _Batches:
             yield item
 
     def close(self) -> None:
-        # torch ends workers only when an iterator is collected, which a stored traceback can put off for
-        # long.
+        # torch ends workers when the iterator is collected, which a stored traceback can put off for long.
         shutdown = getattr(self._running, "_shutdown_workers", None)
         if shutdown is not None:
             shutdown()
