@@ -6,6 +6,7 @@ import builtins
 import json
 import logging
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +172,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    full = Path("/dev/full").open("a")  # takes nothing
+    full = os.fdopen(os.open("/dev/full", os.O_WRONLY), "w")  # takes nothing
     monkeypatch.setattr(Path, "open", lambda *args, **kwargs: full)
     sink = JsonlSink(tmp_path / "metrics.jsonl", None)
     expected = (

@@ -37,7 +37,7 @@ import torch.distributed as dist
 
 GROUP_TIMEOUT_SECONDS = 60.0
 START_TIMEOUT_SECONDS = 300.0  # many ranks that import torch at once on two cores are slow, not stuck
-GRACE_SECONDS = 2.0  # how long ranks may still answer once one of them has failed
+GRACE_SECONDS = 1.0  # how long ranks may still answer once one of them has failed
 
 
 class RankFailure(AssertionError):
@@ -274,7 +274,8 @@ def _answer(job: bytes, store: str, rank: int, world_size: int) -> _Answer:
         torch.manual_seed(0)
         result = fn(*args, **kwargs)
     except BaseException:
-        return _Answer(ok=False, value=traceback.format_exc(), failed_at=time.monotonic())
+        failed_at = time.monotonic()
+        return _Answer(ok=False, value=traceback.format_exc(), failed_at=failed_at)
     try:
         payload = pickle.dumps(result)
     except Exception as error:
