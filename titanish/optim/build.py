@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 def build_optimizer(section: Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """The optimizer that `section` names, over sharded or plain parameters."""
     common: dict[str, Any] = {"lr": section.lr, "weight_decay": section.weight_decay}
-    common |= {"fused": section.implementation == "fused", "foreach": section.implementation == "foreach"}
     if section.name == "SGD":
-        return torch.optim.SGD(parameters, momentum=section.momentum, **common)
+        # DTensor has no sharding rule for the fused form of SGD (PyTorch 2.13)
+        foreach = section.implementation != "for-loop"
+        return torch.optim.SGD(parameters, momentum=section.momentum, foreach=foreach, **common)
+    common |= {"fused": section.implementation == "fused", "foreach": section.implementation == "foreach"}
     kind = {"AdamW": torch.optim.AdamW, "Adam": torch.optim.Adam}[section.name]
     return kind(parameters, betas=(section.beta1, section.beta2), eps=section.eps, **common)
 
