@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -75,6 +77,30 @@ def test_cpu_peak_memory_counts_what_was_held_and_freed() -> None:
     after = CPU.peak_memory_gib()
     assert after >= before
     assert 0.25 < after < 64
+
+
+def test_cpu_peak_is_reset_where_the_system_allows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = []
+    monkeypatch.setattr(Path, "write_text", lambda path, text: written.append((str(path), text)))
+    CPU.reset_peak_memory()
+    assert written == [("/proc/self/clear_refs", "5")]
+
+
+def test_cpu_peak_that_cannot_be_reset_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, text: str) -> None:
+        raise PermissionError(path)
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    CPU.reset_peak_memory()
+    assert CPU.peak_memory_gib() > 0
+
+
+def test_cpu_peak_memory_is_known_without_a_proc_file_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(path: Path) -> str:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(Path, "read_text", missing)
+    assert 0.05 < CPU.peak_memory_gib() < 64  # torch is loaded, so some tens of MiB in any unit that is right
 
 
 @pytest.mark.parametrize(

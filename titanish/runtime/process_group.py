@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -75,7 +75,7 @@ def start_process_group(device: Device, init_timeout_seconds: float) -> Ranks:
     if not any(name in os.environ for name in RANK_VARIABLES):
         dist.init_process_group(
             device.backend,
-            store=dist.HashStore(),  # type: ignore[attr-defined]  # public by torch's documentation
+            store=dist.HashStore(),
             rank=0,
             world_size=1,
             timeout=timeout,
@@ -85,7 +85,7 @@ def start_process_group(device: Device, init_timeout_seconds: float) -> Ranks:
         _require(os.environ, ADDRESS_VARIABLES)
         try:
             dist.init_process_group(device.backend, init_method="env://", timeout=timeout, device_id=bound)
-        except (dist.DistError, RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError) as error:
             address = ":".join(os.environ[name] for name in ADDRESS_VARIABLES)
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise TitanishError(
@@ -139,8 +139,7 @@ class _Started:
     here = False
 
 
-def _quietly(leave: object) -> None:
-    assert callable(leave)
+def _quietly(leave: Callable[[], None]) -> None:
     try:
         leave()
     except Exception as error:  # the group is gone either way, and what matters was reported before
