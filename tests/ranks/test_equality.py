@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from tests.ranks.layouts import ADAMW, JOB, LAYOUTS, SGD, Layout
-from titanish.testing.equality import Trace, compare, trace, whole_batches
+from tests.ranks.sabotage import sabotaged
+from titanish.testing.equality import BITWISE, Trace, compare, trace, whole_batches
 from titanish.testing.ranks import RankPool
 
 Pool = Callable[[int], RankPool]
@@ -97,6 +98,67 @@ def test_option_trains_what_one_rank_trains(
     pool: Pool, one_rank: Callable[..., Trace], layout: Layout, accumulation: int
 ) -> None:
     check_row(pool, one_rank, layout, accumulation)
+
+
+@pytest.mark.parametrize(
+    ("sabotage", "name"),
+    [
+        ("fsdp-averages-gradients", "fsdp2"),
+        ("replicas-are-not-summed", "ddp2"),
+        ("replicas-are-not-summed", "hsdp2x2"),
+        ("norm-counts-replicas", "ddp2"),
+        ("row-sums-left-out", "tp2"),
+        ("row-sums-left-out", "tp2-without-sp"),
+        ("norm-gradients-not-summed", "tp2"),
+        ("norm-gradients-not-summed", "tp4"),  # KV heads shared by two ranks take the same way
+        ("vocabulary-statistics-not-summed", "tp2"),
+        ("labels-counted-per-rank", "fsdp2"),
+        ("weights-drawn-per-rank", "fsdp2-tp2"),
+    ],
+)
+def test_comparison_objects_to_what_is_broken_on_purpose(
+    pool: Pool, one_rank: Callable[..., Trace], sabotage: str, name: str
+) -> None:
+    layout = LAYOUTS[name]
+    command = (*JOB, *layout.command_line(), *SGD)
+    broken = pool(layout.world_size).run(sabotaged, sabotage, command, 1)[0]
+    assert compare(one_rank(1, SGD), broken) != []
+
+
+RECOMPUTE = {
+    "full": ("--activation_checkpoint.mode=full",),
+    "every-layer": (
+        "--activation_checkpoint.mode=selective",
+        "--activation_checkpoint.selective_ac_option=1",
+    ),
+    "every-2nd-layer": ("--activation_checkpoint.mode=selective",),
+    "op": ("--activation_checkpoint.mode=selective", "--activation_checkpoint.selective_ac_option=op"),
+    "op-forcing-w2": (
+        "--activation_checkpoint.mode=selective",
+        "--activation_checkpoint.selective_ac_option=op",
+        '--activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns=["w2"]',
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ["one", "fsdp2", "tp2", "fsdp2-tp2"])
+@pytest.mark.parametrize("mode", RECOMPUTE)
+def test_recompute_is_bitwise(pool: Pool, name: str, mode: str) -> None:
+    layout = {"one": Layout(), **LAYOUTS}[name]
+    command = (*JOB, *layout.command_line(3), *SGD)
+    ranks = pool(layout.world_size)
+    assert compare(_kept(ranks, command), ranks.run(trace, (*command, *RECOMPUTE[mode]), 1)[0], BITWISE) == []
+
+
+@cache
+def _kept(ranks: RankPool, command: tuple[str, ...]) -> Trace:
+    return ranks.run(trace, command, 1)[0]
+
+
+def test_comparison_objects_to_a_recompute_that_computes_something_else(pool: Pool) -> None:
+    command = (*JOB, *Layout().command_line(3), *SGD)
+    broken = pool(1).run(sabotaged, "recompute-computes-something-else", (*command, *RECOMPUTE["full"]), 1)[0]
+    assert compare(_kept(pool(1), command), broken, BITWISE) != []
 
 
 @pytest.mark.ranks8
