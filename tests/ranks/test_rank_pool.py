@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
+from titanish.testing import ranks
 from titanish.testing.ranks import RankFailure, RankPool
 
 Pool = Callable[[int], RankPool]
@@ -60,11 +60,8 @@ def fail_on_rank_1_while_0_waits() -> None:
     dist.barrier()
 
 
-def fail_on_rank_1_and_then_on_0() -> None:
-    if dist.get_rank() == 1:
-        raise ValueError("the cause")
-    # As in a collective with a short timeout: what the missing rank makes of the others.
-    dist.distributed_c10d._get_default_store().wait(["never set"], timedelta(milliseconds=200))
+def fail() -> NoReturn:
+    raise ValueError("wrong everywhere")
 
 
 def leave(how: str) -> None:
@@ -149,13 +146,25 @@ def test_a_failing_ranks_traceback_is_the_failure_and_the_next_call_works(pool: 
     assert pool(2).run(say_who, 0)[0][1] == 1.0
 
 
-def test_of_several_failing_ranks_the_first_is_told_and_warm_workers_are_kept(pool: Pool) -> None:
+def test_ranks_that_all_fail_have_answered_and_stay_warm(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "GRACE_SECONDS", 60)
     before = pool(2).run(pid)
     with pytest.raises(
-        RankFailure, match=r"failed on rank 1 of 2 \(and then on \[0\]\):\n(.|\n)*ValueError: the cause"
+        RankFailure, match=r"(?s)on rank [01] of 2 \(and then on \[[01]\]\):.*wrong everywhere\n$"
     ):
-        pool(2).run(fail_on_rank_1_and_then_on_0)
+        pool(2).run(fail)
     assert pool(2).run(pid) == before
+
+
+def test_of_several_failing_ranks_the_first_is_the_failure() -> None:
+    answers = {
+        0: ranks._Answer(ok=False, value="a consequence", failed_at=12.0),
+        2: ranks._Answer(ok=False, value="another", failed_at=11.5),
+        1: ranks._Answer(ok=False, value="the cause", failed_at=11.0),
+    }
+    with pytest.raises(RankFailure) as caught:
+        ranks._judge("check", 4, answers, timeout_s=1)
+    assert str(caught.value) == "check failed on rank 1 of 4 (and then on [2, 0]):\nthe cause"
 
 
 @pytest.mark.parametrize(
@@ -257,7 +266,8 @@ def test_no_worker_outlives_the_process_that_made_it(then: str, returncode: int,
         stdout=subprocess.PIPE,
         text=True,
         timeout=120,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [os.getcwd(), *sys.path]))},
+        # A killed process leaves its temporary folder behind.
+        env={**os.environ, "PYTHONPATH": os.getcwd(), "TMPDIR": str(tmp_path)},
     )
     assert done.returncode == returncode
     assert has_ended(int(done.stdout))
@@ -267,17 +277,17 @@ def test_an_interrupt_ends_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*args: object) -> NoReturn:
         raise KeyboardInterrupt
 
-    with RankPool(1) as ranks:
-        (worker,) = ranks.run(pid)
-        monkeypatch.setattr(ranks, "_collect", interrupt)
+    with RankPool(1) as one:
+        (worker,) = one.run(pid)
+        monkeypatch.setattr(one, "_collect", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            ranks.run(pid)
+            one.run(pid)
         assert has_ended(worker)
 
 
 def test_leaving_the_context_ends_the_ranks() -> None:
-    with RankPool(1) as ranks:
-        (worker,) = ranks.run(pid)
+    with RankPool(1) as one:
+        (worker,) = one.run(pid)
     assert has_ended(worker)
     with contextlib.suppress(ProcessLookupError):
         os.kill(worker, 0)

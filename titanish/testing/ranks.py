@@ -157,25 +157,23 @@ class RankPool:
             if not failed and any(not answer.ok for answer in answers.values()):
                 failed, deadline = True, min(deadline, time.monotonic() + GRACE_SECONDS)
             if time.monotonic() > deadline:
+                self.close()
                 break
-        return self._judge(name, answers, timeout_s)
+        return _judge(name, self.world_size, answers, timeout_s)
 
-    def _judge(self, name: str, answers: dict[int, _Answer], timeout_s: float) -> list[bytes]:
-        """The results in rank order, or the `RankFailure` that the answers so far amount to."""
-        silent = [rank for rank in range(self.world_size) if rank not in answers]
-        failures = sorted((answer.failed_at, rank) for rank, answer in answers.items() if not answer.ok)
-        if silent:
-            self.close()
-        if failures:
-            rank = failures[0][1]
-            also = f" (and then on {[other for _, other in failures[1:]]})" if len(failures) > 1 else ""
-            raise RankFailure(
-                f"{name} failed on rank {rank} of {self.world_size}{also}:\n{answers[rank].value!s}"
-            )
-        if silent:
-            raise RankFailure(f"{name}: no answer from rank(s) {silent} within {timeout_s:g} s")
-        payloads = [answers[rank].value for rank in range(self.world_size)]
-        return [payload for payload in payloads if isinstance(payload, bytes)]
+
+def _judge(name: str, world_size: int, answers: dict[int, _Answer], timeout_s: float) -> list[bytes]:
+    """The results in rank order, or the `RankFailure` that the answers amount to."""
+    failures = sorted((answer.failed_at, rank) for rank, answer in answers.items() if not answer.ok)
+    if failures:
+        rank = failures[0][1]
+        also = f" (and then on {[other for _, other in failures[1:]]})" if len(failures) > 1 else ""
+        raise RankFailure(f"{name} failed on rank {rank} of {world_size}{also}:\n{answers[rank].value!s}")
+    silent = [rank for rank in range(world_size) if rank not in answers]
+    if silent:
+        raise RankFailure(f"{name}: no answer from rank(s) {silent} within {timeout_s:g} s")
+    payloads = [answers[rank].value for rank in range(world_size)]
+    return [payload for payload in payloads if isinstance(payload, bytes)]
 
 
 class _Worker:
