@@ -45,8 +45,10 @@ class TokenLoss:
         assert self.head.bias is None, "no family has a head with a bias"
         shard = _Shard.of(self.head.out_features, self.tp_group, self.gather_logits)
         weight = local_parameter(self.head.weight)  # (vocab/tp, dim)
+        # Asked here: inside, `needs_input_grad` is also true under `no_grad`, which validation runs in.
+        wanted = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
         return _ChunkedCrossEntropy.apply(
-            hidden.flatten(0, 1), weight, labels.flatten(), shard, self.chunk_tokens
+            hidden.flatten(0, 1), weight, labels.flatten(), shard, self.chunk_tokens, wanted
         )
 
 
@@ -78,10 +80,9 @@ class _Shard:
 class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, shard: _Shard, chunk: int
+        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, shard: _Shard, chunk: int, wanted: bool
     ) -> Tensor:
         total = hidden.new_zeros((), dtype=torch.float32)
-        wanted = any(ctx.needs_input_grad[:2])
         d_hidden = torch.empty_like(hidden) if wanted else None
         d_weight = torch.zeros_like(weight, dtype=torch.float32) if wanted else None
         for h, y, d_h in zip(
@@ -103,9 +104,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
         d_hidden, d_weight = ctx.saved_tensors
-        return d_hidden * grad.to(d_hidden.dtype), d_weight * grad.to(d_weight.dtype), None, None, None
+        return d_hidden * grad.to(d_hidden.dtype), d_weight * grad.to(d_weight.dtype), None, None, None, None
 
 
 def _split_or_none(d_hidden: Tensor | None, hidden: Tensor, chunk: int) -> tuple[Tensor | None, ...]:
