@@ -8,6 +8,7 @@ from titanish.config.degrees import (
     BatchPlan,
     Degrees,
     divisors,
+    nearest,
     resolve_batch,
     resolve_degrees,
     smallest_world,
@@ -99,3 +100,15 @@ def test_global_batch_that_is_no_multiple_is_refused_with_the_nearest() -> None:
 @pytest.mark.parametrize(("number", "expected"), [(1, (1,)), (12, (1, 2, 3, 4, 6, 12)), (49, (1, 7, 49))])
 def test_divisors_are_all_and_ascending(number: int, expected: tuple[int, ...]) -> None:
     assert divisors(number) == expected
+
+
+def test_divisors_of_an_absurd_number_are_found_at_once() -> None:
+    assert divisors(10**30)[:4] == (1, 2, 4, 5)
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [([3], "3"), ([4, 1], "1 or 4"), (range(1, 100), "46, 47, 48, 49, 50, 51, 52 or 53")],
+)
+def test_of_many_valid_values_the_nearest_are_listed(values: list[int], text: str) -> None:
+    assert nearest(values, 50) == text

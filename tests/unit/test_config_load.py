@@ -183,7 +183,8 @@ def test_without_a_world_size_the_smallest_that_fits_is_taken() -> None:
         ),
         (
             "quux = 1",
-            "f.toml:1: unknown key 'quux' (1); the sections are activation_checkpoint, checkpoint, comm, compile,"
+            "f.toml:1: unknown key 'quux' (1); the sections are activation_checkpoint,"
+            " checkpoint, comm, compile,"
             " debug, experimental, fault_tolerance, job, lr_scheduler, memory_estimation, metrics, model,"
             " optimizer, parallelism, profiling, quantize, sample, training, validation",
         ),
@@ -202,7 +203,8 @@ def test_without_a_world_size_the_smallest_that_fits_is_taken() -> None:
         ),
         (
             "[model]\nnorm_type = 'rmsnorm'",
-            "f.toml:2: unknown key 'model.norm_type' (\"rmsnorm\"); delete it: the model family decides its norm",
+            "f.toml:2: unknown key 'model.norm_type' (\"rmsnorm\"); delete it: the model"
+            " family decides its norm",
         ),
         (
             "\n[trainning]\nseq_len = 5\nsteps = 3",
@@ -211,7 +213,8 @@ def test_without_a_world_size_the_smallest_that_fits_is_taken() -> None:
         ("[trainning]", "f.toml:1: unknown section [trainning]; did you mean [training]?"),
         (
             "[training.dataloder]\nnum_workers = 3",
-            "f.toml:1: unknown section [training.dataloder] (num_workers); did you mean [training.dataloader]?",
+            "f.toml:1: unknown section [training.dataloder] (num_workers); did you mean"
+            " [training.dataloader]?",
         ),
         (
             "[hyper]\nquux = 1\nbeta1 = 0.9",
@@ -219,8 +222,10 @@ def test_without_a_world_size_the_smallest_that_fits_is_taken() -> None:
         ),
         (
             "[quux]\nfoo = 1",
-            "f.toml:1: unknown section [quux] (foo); the sections are activation_checkpoint, checkpoint, comm,"
-            " compile, debug, experimental, fault_tolerance, job, lr_scheduler, memory_estimation, metrics, model,"
+            "f.toml:1: unknown section [quux] (foo); the sections are activation_checkpoint,"
+            " checkpoint, comm,"
+            " compile, debug, experimental, fault_tolerance, job, lr_scheduler,"
+            " memory_estimation, metrics, model,"
             " optimizer, parallelism, profiling, quantize, sample, training, validation",
         ),
         ("training = 3", "f.toml:1: training = 3: 'training' is a section; write [training]"),
@@ -312,7 +317,8 @@ def test_wrong_key_is_found_in_every_section(write: Write, section: str) -> None
         ),
         (
             "activation_checkpoint.selective_ac_option = '0'",
-            'activation_checkpoint.selective_ac_option = "0": must be "op" or a positive whole number in quotes',
+            'activation_checkpoint.selective_ac_option = "0": must be "op" or a positive'
+            " whole number in quotes",
         ),
         (
             "model.override.dim = [1]",
@@ -407,7 +413,8 @@ def test_two_files_are_one_too_many(write: Write) -> None:
         ("\n[model.override]\nn_layers = 'x'", 'f.toml:3: model.override.n_layers = "x": must be an integer'),
         (
             "\n[model.override]\nn_heads = 3",
-            'f.toml:3: model.override.n_kv_heads = 2 (model.flavor = "debugmodel" (default)): must divide n_heads = 3',
+            'f.toml:3: model.override.n_kv_heads = 2 (model.flavor = "debugmodel"'
+            " (default)): must divide n_heads = 3",
         ),
     ],
     ids=["name", "flavor", "field", "type", "clash"],

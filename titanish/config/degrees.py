@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from titanish.config.schema import Parallelism, Training
 from titanish.errors import ConfigError
+
+_LARGEST_TRIED = 10**5
+_MOST_LISTED = 8
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,7 @@ def resolve_degrees(section: Parallelism, world_size: int) -> Degrees:
             sizes = " or ".join(str(size) for size in (low, low + fixed) if size)
             raise ConfigError(
                 f"{_equation(section)} = {fixed} does not divide world size {world_size}; run on {sizes}"
-                f" ranks, or choose degrees whose product is {_listed(divisors(world_size))}"
+                f" ranks, or choose degrees whose product is {nearest(divisors(world_size), fixed)}"
             )
         shard = world_size // fixed
     elif fixed * shard != world_size:
@@ -119,21 +123,29 @@ def resolve_batch(section: Training, batch_ranks: int) -> BatchPlan:
         total = one_pass
     if total % one_pass:
         low = total // one_pass * one_pass
-        nearest = " or ".join(str(size) for size in (low, low + one_pass) if size)
+        around = " or ".join(str(size) for size in (low, low + one_pass) if size)
         message = (
             f"{total} sequences are no multiple of {batch_ranks} batch ranks x {section.local_batch_size}"
-            f" (training.local_batch_size) = {one_pass}; nearest valid: {nearest}"
+            f" (training.local_batch_size) = {one_pass}; nearest valid: {around}"
         )
         if total % batch_ranks == 0:
-            message += f"; or a training.local_batch_size of {_listed(divisors(total // batch_ranks))}"
+            fitting = nearest(divisors(total // batch_ranks), section.local_batch_size)
+            message += f"; or a training.local_batch_size of {fitting}"
         raise ConfigError(message)
     return BatchPlan(total, section.local_batch_size, batch_ranks, section.seq_len)
 
 
 def divisors(number: int) -> tuple[int, ...]:
-    """All divisors, ascending."""
-    low = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    """All divisors, ascending; beyond 10**10 those in the middle are left out, or a typo would take forever."""
+    low = [d for d in range(1, min(math.isqrt(number), _LARGEST_TRIED) + 1) if number % d == 0]
     return tuple(sorted({*low, *(number // d for d in low)}))
+
+
+def nearest(values: Iterable[int], wanted: int) -> str:
+    """The values as a message lists them: all if they are few, else those nearest to the wanted one."""
+    near = sorted(values, key=lambda value: abs(value - wanted))[:_MOST_LISTED]
+    *most, last = (str(value) for value in sorted(near))
+    return f"{', '.join(most)} or {last}" if most else last
 
 
 def _fixed(section: Parallelism) -> int:
@@ -145,8 +157,3 @@ def _equation(section: Parallelism) -> str:
     if section.data_parallel_shard_degree != -1:
         factors.append(f"dp_shard {section.data_parallel_shard_degree}")
     return " x ".join([*factors, f"tp {section.tensor_parallel_degree}"])
-
-
-def _listed(values: tuple[int, ...]) -> str:
-    *most, last = (str(value) for value in values)
-    return f"{', '.join(most)} or {last}" if most else last

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from titanish.config.degrees import divisors
+from titanish.config.degrees import divisors, nearest
 from titanish.config.problem import Problem
 from titanish.config.rules.base import Facts, Size, rule
 from titanish.config.rules.data import TOKENIZED, dataset_kinds
@@ -20,7 +20,7 @@ def heads_divide_over_tp(facts: Facts) -> Iterator[Problem]:
     degree = facts.config.parallelism.tensor_parallel_degree
     if size is None or _fits(size, degree):
         return
-    valid = ", ".join(str(each) for each in divisors(size.n_heads) if _fits(size, each))
+    valid = nearest((each for each in divisors(size.n_heads) if _fits(size, each)), degree)
     model = facts.cite("model.flavor")
     message = (
         f"{facts.cite(key)} does not fit {size.n_heads} heads with {size.n_kv_heads} KV heads of {model}:"
