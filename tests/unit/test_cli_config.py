@@ -69,8 +69,8 @@ def test_eight_mistakes_are_eight_problems_without_torch() -> None:
         " world size 8; run on 6 or 9 ranks, or choose degrees whose product is 1, 2, 4 or 8",
         "f.toml:17: model.override.n_layer = 4: unknown size field; known: dim, n_layers, n_heads,"
         " n_kv_heads, hidden_dim, vocab_size, head_dim, max_seq_len, rope_theta, rope_factor,"
-        " rope_low_freq_factor, rope_high_freq_factor, rope_original_max_seq_len, norm_eps, tied_embeddings, init_std;"
-        " did you mean 'n_layers'?",
+        " rope_low_freq_factor, rope_high_freq_factor, rope_original_max_seq_len, norm_eps,"
+        " tied_embeddings, init_std; did you mean 'n_layers'?",
     ]
 
 

@@ -71,6 +71,22 @@ def test_start_fails_on_a_key_that_would_change_results() -> None:
         load_config(None, ["--parallelism.pipeline_parallel_degree=2"], at_start=True)
 
 
+@pytest.mark.parametrize("axis", ["pipeline", "context"])
+def test_world_is_not_judged_without_an_axis_that_is_not_there_yet(axis: str) -> None:
+    words = [f"--parallelism.{axis}_parallel_degree=2", "--parallelism.data_parallel_shard_degree=4"]
+    loaded = load_config(None, words, world_size=8)
+    assert loaded.world is None
+    assert [note.key for note in loaded.notes if "parallelism" in note.key] == [
+        f"parallelism.{axis}_parallel_degree"
+    ]
+
+
+def test_key_without_effect_hides_no_mistake_of_its_section() -> None:
+    words = ['--model.converters=["float8"]', "--parallelism.tensor_parallel_degree=3"]
+    with pytest.raises(InvalidConfig, match="tensor_parallel_degree = 3 does not fit 4 heads"):
+        load_config(None, words, resolve_size=resolve_size)
+
+
 @pytest.mark.parametrize("key", sorted(RENAMED))
 def test_renamed_key_says_what_to_write(key: str) -> None:
     assert key not in known_keys()

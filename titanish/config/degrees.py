@@ -136,7 +136,7 @@ def resolve_batch(section: Training, batch_ranks: int) -> BatchPlan:
 
 
 def divisors(number: int) -> tuple[int, ...]:
-    """All divisors, ascending; beyond 10**10 those in the middle are left out, or a typo would take forever."""
+    """All divisors, ascending; beyond 10**10 the middle ones are left out, or a typo would take forever."""
     low = [d for d in range(1, min(math.isqrt(number), _LARGEST_TRIED) + 1) if number % d == 0]
     return tuple(sorted({*low, *(number // d for d in low)}))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from titanish.config.rules.all import apply_rules
 from titanish.config.rules.base import Facts, any_doubt
 from titanish.config.rules.plans import (
     BATCHES,
-    DEGREES,
+    MESH,
     SIZES,
     ResolveSize,
     plan_batch,
@@ -120,7 +120,11 @@ def _validated(layers: Layers) -> Config:
                 Problem("error", layers.sources[key], key, value, mistyped(key, value, rule))
             )
         elif key in STATUS:
-            layers.problems += _status(key, value, layers.sources[key])
+            if not _is_default(key, value):
+                if key in MESH:
+                    layers.doubtful.add(key)
+                message = f"{key} = {shown(value)}: {STATUS[key].sentence}"
+                layers.problems.append(Problem(STATUS[key].level, layers.sources[key], key, value, message))
         else:
             _put(valid, key, value)
     return Config.model_validate_json(as_json(valid), strict=True)
@@ -133,10 +137,8 @@ def _put(tree: dict[str, Any], key: str, value: object) -> None:
     tree[plain_name(name)] = value
 
 
-def _status(key: str, value: object, where: Source) -> Iterator[Problem]:
-    status = STATUS[key]
-    if (tuple(value) if isinstance(value, list) else value) != status.default:
-        yield Problem(status.level, where, key, value, f"{key} = {shown(value)}: {status.sentence}")
+def _is_default(key: str, value: object) -> bool:
+    return (tuple(value) if isinstance(value, list) else value) == STATUS[key].default
 
 
 class _Findings:
@@ -158,7 +160,7 @@ class _Findings:
                 problems += size
             else:
                 self.size = size
-        if not any_doubt(DEGREES, doubtful):
+        if not any_doubt(MESH, doubtful):
             world = plan_world(self._facts, world_size)
             if isinstance(world, Problem):
                 problems.append(world)

@@ -22,6 +22,9 @@ DEGREES = (
     "parallelism.data_parallel_shard_degree",
     "parallelism.data_parallel_replicate_degree",
 )
+MESH = (*DEGREES, "parallelism.pipeline_parallel_degree", "parallelism.context_parallel_degree")
+"""All factors of the world size: while one of them has no effect yet, the equation would only mislead."""
+
 BATCHES = ("training.global_batch_size", "training.local_batch_size", "training.seq_len")
 
 

@@ -20,7 +20,7 @@ class Parallelism(Section):
     """Ranks that read different data and share the parameters out (FSDP2); -1: all ranks that are left."""
 
     fsdp_reshard_after_forward: Literal["default", "always", "never"] = "default"
-    """Free gathered parameters after the forward: `always` is ZeRO-3, `never` ZeRO-2, `default` `always`."""
+    """Free gathered parameters after the forward: `always` (ZeRO-3, the default) or `never` (ZeRO-2)."""
 
     tensor_parallel_degree: PositiveInt = 1
     """Ranks that share each layer's heads and widths; keep it within one node."""
