@@ -18,7 +18,7 @@ from titanish.parallel.shards import local_box, unique_parameters
 
 
 def hf_llama(size: Size, dtype: torch.dtype = torch.float32, seed: int = 0) -> LlamaForCausalLM:
-    """The same model there, with its own initial weights and eager attention."""
+    """The same model there, with its own initial weights."""
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": size.rope_theta}
     if size.rope_factor != 1.0:
         rope |= {
@@ -40,7 +40,6 @@ def hf_llama(size: Size, dtype: torch.dtype = torch.float32, seed: int = 0) -> L
         rms_norm_eps=size.norm_eps,
         rope_parameters=rope,
         tie_word_embeddings=size.tied_embeddings,
-        attn_implementation="eager",
     )
     torch.manual_seed(seed)
     return LlamaForCausalLM(config).to(dtype)
