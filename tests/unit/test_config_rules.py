@@ -9,6 +9,7 @@ import pytest
 from titanish.config.load import load_config
 from titanish.config.problem import InvalidConfig, Problem
 from titanish.config.rules.all import RULES
+from titanish.config.rules.base import any_doubt
 from titanish.config.schema import Config
 from titanish.models.registry import resolve_size
 
@@ -47,6 +48,21 @@ def test_every_rule_reads_keys_that_exist() -> None:
         return True
 
     assert all(exists(key) for rule in RULES for key in rule.reads)
+
+
+@pytest.mark.parametrize(
+    ("doubtful", "expected"),
+    [
+        ("training.steps", True),
+        ("training", True),
+        ("training.steps.x", True),
+        ("training.step", False),
+        ("training.steps_done", False),
+        ("model", False),
+    ],
+)
+def test_doubt_reaches_a_key_from_its_section_and_from_itself(doubtful: str, expected: bool) -> None:
+    assert any_doubt(["training.steps"], {doubtful}) is expected
 
 
 def test_default_with_bytes_needs_no_word() -> None:

@@ -77,5 +77,6 @@ def rule(*reads: str) -> Callable[[Callable[[Facts], Iterator[Problem]]], Rule]:
 
 
 def any_doubt(reads: Collection[str], doubtful: Collection[str]) -> bool:
-    """Whether one of the keys or sections read holds a key that is in doubt."""
-    return any(key == read or key.startswith(read + ".") for read in reads for key in doubtful)
+    """Whether one of the keys or sections read is, holds or lies in one that is in doubt."""
+    pairs = ((f"{read}.", f"{key}.") for read in reads for key in doubtful)
+    return any(read.startswith(key) or key.startswith(read) for read, key in pairs)
