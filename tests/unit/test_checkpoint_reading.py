@@ -15,6 +15,9 @@ from torch.distributed.checkpoint.metadata import Metadata
 from titanish.checkpoint.reading import SafeReader
 from titanish.errors import CheckpointError
 
+# Saving needs no process group here, which torch remarks on.
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
 
 class Call:
     """Unpickles as `function(*arguments)`."""

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from titanish.checkpoint import state, store
 from titanish.checkpoint.reading import SafeReader
+from titanish.checkpoint.writing import PlainWriter
 from titanish.errors import CheckpointError
 
 logger = logging.getLogger("titanish")
@@ -64,7 +65,7 @@ class CheckpointManager:
         tensors = state.collect(model, optimizer)
         tensors["rng"] = {f"rank{dist.get_rank()}": state.rng_to_tensor()}
         try:
-            dcp.save(tensors, checkpoint_id=partial)
+            dcp.save(tensors, storage_writer=PlainWriter(partial))
         except CheckpointException as error:
             raise CheckpointError(
                 f"the checkpoint of step {step} could not be written to {partial}: {_first_failure(error)}; "
