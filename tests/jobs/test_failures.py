@@ -1,0 +1,91 @@
+"""One rank fails: the job ends, the failing rank is heard first, nothing is left running, nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.jobs.launch import SMALL, Ended, rows, run_train
+
+LIMIT_SECONDS = 60
+
+
+def fail(fault: str, tmp_path: Path) -> Ended:
+    """Two FSDP ranks, of which rank 1 has `fault`; checks that all is over in time."""
+    start = time.monotonic()
+    ended = run_train(
+        *SMALL, "--training.steps=6", "--checkpoint.enable", "--checkpoint.interval=5",
+        f"--job.dump_folder={tmp_path}", ranks=2, module="tests.jobs.faulty", env={"FAULT": fault},
+    )  # fmt: skip
+    assert time.monotonic() - start < LIMIT_SECONDS
+    assert ended.code != 0
+    assert not _running(str(tmp_path)), "a rank is still there"
+    return ended
+
+
+def _running(word: str) -> list[str]:
+    """Command lines of other processes that hold `word`."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and int(folder.name) != os.getpid():
+            try:
+                line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if word in line:
+                found.append(line)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("data", "tokens.bin cannot be read: Input/output error"),
+        ("loader", "the loader cannot start at sample -7"),
+    ],
+)
+def test_error_of_one_rank_ends_all_and_is_shown_first(fault: str, message: str, tmp_path: Path) -> None:
+    ended = fail(fault, tmp_path)
+    errors = [line for line in ended.output.splitlines() if " ERROR r" in line]
+    assert message in errors[0]
+    assert " ERROR r1" in errors[0]
+
+
+@pytest.mark.parametrize("fault", ["killed-in-step-3", "killed-in-save"])
+def test_death_of_one_rank_ends_all_and_is_named(fault: str, tmp_path: Path) -> None:
+    ended = fail(fault, tmp_path)
+    assert "Signal 9 (SIGKILL) received" in ended.output
+    assert "rank      : 1" in ended.output
+    assert not list((tmp_path / "checkpoint").glob("step-*"))
+
+
+def test_resume_skips_what_is_broken_and_names_it(tmp_path: Path) -> None:
+    flags = (*SMALL, "--checkpoint.enable", "--checkpoint.interval=5", f"--job.dump_folder={tmp_path}")
+    assert run_train(*flags, "--training.steps=5").code == 0
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(folder / "step-5", folder / "step-20")
+    (folder / "step-20/.metadata").unlink()
+    shutil.copytree(folder / "step-5", folder / "step-30")
+    shard = next((folder / "step-30").glob("*.distcp"))
+    os.truncate(shard, shard.stat().st_size // 2)
+    (folder / "step-abc").write_text("")
+    ended = run_train(*flags, "--training.steps=6")
+    assert ended.code == 0, ended.output
+    assert "resumed from step 5" in ended.output
+    assert f"skipping {folder}/step-20: .metadata is missing" in ended.output
+    assert f"skipping {folder}/step-30: {shard.name} has" in ended.output
+    assert f"skipping {folder}/step-abc" in ended.output
+    assert [row["step"] for row in rows(tmp_path)] == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_only_broken_checkpoints_are_no_fresh_start(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint/step-8").mkdir(parents=True)
+    ended = run_train(*SMALL, "--checkpoint.enable", "--training.steps=1", f"--job.dump_folder={tmp_path}")
+    assert ended.code == 1
+    assert "no usable checkpoint" in ended.output
+    assert "step-8: titanish.json is missing" in ended.output
+    assert not (tmp_path / "metrics.jsonl").exists()
