@@ -53,6 +53,9 @@ class ValidateHook(Idle):
         with self.throughput.excluded():
             row["validation_loss"] = self.validation.run()
 
+    def close(self) -> None:
+        self.validation.close()
+
 
 @dataclass(frozen=True)
 class ReportHook(Idle):

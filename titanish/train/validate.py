@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from titanish.data.loader import StepBatch
+from titanish.data.loader import ValidationBatches
 from titanish.parallel.fsdp import release_gathered
 from titanish.train.loss import TokenLoss
 from titanish.train.step import summed_loss
@@ -21,7 +20,7 @@ class Validation:
 
     model: nn.Module
     loss: TokenLoss
-    batches: Iterable[StepBatch]
+    batches: ValidationBatches
     loss_group: dist.ProcessGroup
     device: torch.device
 
@@ -34,3 +33,7 @@ class Validation:
         dist.all_reduce(totals, group=self.loss_group)
         total, count = totals.tolist()
         return total / count
+
+    def close(self) -> None:
+        """Ends the workers that load the batches."""
+        self.batches.close()
