@@ -102,6 +102,24 @@ def test_load_step_chooses_an_older_one(pool: Pool, three_steps: tuple[Path, dic
     assert [counts[0] for counts, _ in pool(2).run(resumed, flags)] == [2, 2]
 
 
+def numbers_after(flags: tuple[str, ...], steps: bool) -> list[float]:
+    """What this rank's generator gives after a run, or after resuming where it ended."""
+    job, _ = build_job(flags)
+    if steps:
+        torch.rand(5)  # as dropout would
+        run(job)
+    return torch.rand(3).tolist()
+
+
+def test_random_numbers_go_on_where_they_were_on_the_same_mesh_alone(pool: Pool, tmp_path: Path) -> None:
+    went_on = pool(2).run(numbers_after, command("fsdp2", tmp_path, 1), True)
+    assert went_on[0] != went_on[1]  # ranks that read different data draw different numbers
+    assert pool(2).run(numbers_after, command("fsdp2", tmp_path, 1), False) == went_on
+    fresh = pool(2).run(numbers_after, command("tp2", tmp_path, 1), False)
+    assert fresh[0] == fresh[1]  # replicated activations drop out alike
+    assert fresh[0] not in went_on
+
+
 # ------------------------------------------------------------------------------------------- what goes wrong
 
 
