@@ -1,8 +1,8 @@
 """One whole training job inside a test's rank, and what there was to see of it.
 
-`train` is `python -m titanish.train` from its flags to its exit, on a model so small that a job takes a moment.
-It is watched from outside (module hooks, a dispatch mode, the files and lines that it wrote): nothing is
-replaced, so what is seen is what training does.
+`train` is `python -m titanish.train` from its flags to its exit, on a model so small that a job takes a
+moment. It is watched from outside: by hooks on modules, a dispatch mode, three functions that are counted as
+they run, and the files and lines that are written. All of it computes as it does unwatched.
 """
 
 from __future__ import annotations
@@ -149,10 +149,10 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def train(folder: str, flags: Sequence[str], *, terminal: bool = False) -> Ran:
-    """Train with `BASE` and `flags` in `folder`, which then holds what was written and the inputs of `_inputs`.
+    """Train with `BASE` and `flags` in `folder`, where `_inputs` lie and everything is written.
 
-    One rank trains as a process without a launcher and starts its own group; several use the group that runs.
-    With `terminal` the log takes standard error for one.
+    One rank trains as a process without a launcher and starts its own group; several use the group that
+    runs. With `terminal` the log takes standard error for one.
     """
     os.chdir(folder)
     os.environ["TITANISH_CACHE"] = "cache"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.effects.ran import ANY, Effect, Ran, files, tokens_of
+from tests.effects.ran import ANY, Effect, Ran, files
 
 _LAYERS, _PASSES = 2, 4
 _ALL = "--activation_checkpoint.mode=full"

@@ -31,8 +31,10 @@ EFFECTS: dict[str, Effect] = {key: effect for table in TABLES for key, effect in
 
 
 def see(keys: Sequence[str], folder: str, *, changed: bool) -> dict[str, Any]:
-    """What the rows of `keys`, which share a setting, see of one job in `folder`; with `changed`, of a changed
-    one."""
+    """What the rows of `keys` see of one job in `folder`, with the change or without.
+
+    Several keys may be asked about a job without it, if they share its setting.
+    """
     effect = EFFECTS[keys[0]]
     ran = effect.train(folder, effect.change if changed else ())
     return {key: EFFECTS[key].look(ran) for key in keys} if _is_main() else {}

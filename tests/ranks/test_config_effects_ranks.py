@@ -1,11 +1,12 @@
 """Changing a key changes what it says: a row for each, seen on whole training jobs.
 
-The rows stand in `tests/effects`. Each key is changed alone, in a job of its own; rows that change the same job
-share what is seen without the change.
+The rows stand in `tests/effects`. Each key is changed alone, in a job of its own; rows that change the same
+job share what is seen without the change.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -55,3 +56,18 @@ def summed_types(folder: str) -> tuple[set[str], set[str]]:
         folder, ["--training.mixed_precision_param=bfloat16", "--training.mixed_precision_reduce=float32"]
     )
     return {str(each.dtype) for each in ran.trained}, {str(dtype) for dtype in ran.reduced}
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_no_loader_process_outlives_its_job(pool: Pool, tmp_path: Path, persistent: bool) -> None:
+    assert pool(1).run(processes_left, str(tmp_path), persistent) == [(2, 0)]
+
+
+def processes_left(folder: str, persistent: bool) -> tuple[int, int]:
+    """How many processes loaded data at the end of training, and how many are left after the job."""
+    flags = ["--validation.enable", "--validation.dataset=mock", "--validation.steps=1"]
+    for section in ("training", "validation"):
+        flags += [f"--{section}.dataloader.num_workers=1"]
+        flags += [f"--{section}.dataloader.persistent_workers={str(persistent).lower()}"]
+    ran = train(folder, flags)
+    return len(ran.judged[-1].loaders), len(multiprocessing.active_children())
