@@ -34,7 +34,7 @@ class Optimizer(Section):
     """SGD: share of the previous update that is kept."""
 
     implementation: Literal["for-loop", "foreach", "fused"] = "fused"
-    """The kernel: one parameter at a time, lists of them, or one fused kernel."""
+    """The kernel: one parameter at a time, lists of them, or one fused kernel; `fused` SGD runs `foreach`."""
 
 
 class LRScheduler(Section):

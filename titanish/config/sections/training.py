@@ -16,7 +16,7 @@ class Dataloader(Section):
     """Worker processes per rank; 0 reads in the training process."""
 
     persistent_workers: bool = False
-    """Keep workers alive between passes; needs `num_workers` of at least 1."""
+    """Keep workers alive between passes (training is one pass); needs `num_workers` of at least 1."""
 
     pin_memory: bool = False
     """Batches in page-locked memory, which a GPU copies faster."""
