@@ -50,7 +50,7 @@ MODEL = {
     "model.override": Effect(
         ("--model.override.n_layers=3",), lambda ran: list(ran.job.model.layers), ["0", "1"], ["0", "1", "2"]
     ),
-    "model.tokenizer": Effect(
+    "model.tokenizer": Effect(  # the one in the folder has neither BOS nor EOS
         ("--model.tokenizer=hf", "--no-training.add_bos", "--no-training.add_eos"),
         lambda ran: {7, ord("a")}.intersection(tokens_of(ran.trained)),
         {ord("a")},
@@ -70,16 +70,13 @@ MODEL = {
             "--no-training.add_eos",
         ),
     ),
-    "sample.enable": Effect(
-        ("--sample.enable", "--sample.max_new_tokens=3"),
-        lambda ran: "sampled from the trained model after ''" in ran.log,
-        False,
-        True,
-    ),
 }
 
 _SAMPLE = ("--sample.enable", "--sample.max_new_tokens=3")
 SAMPLE = {
+    "sample.enable": Effect(
+        _SAMPLE[:1], lambda ran: "sampled from the trained model" in ran.log, False, True, given=_SAMPLE[1:]
+    ),
     "sample.prompt": Effect(
         ("--sample.prompt=ab",),
         lambda ran: ran.judged[0].tokens.tolist(),

@@ -26,10 +26,10 @@ def unchanged(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Callable[
     """What all rows of a setting see of its job."""
 
     @cache
-    def seen(setting: Effect) -> dict[str, Any]:
+    def seen(setting: tuple[Any, ...]) -> dict[str, Any]:
         keys = [key for key, effect in EFFECTS.items() if effect.setting() == setting]
         folder = tmp_path_factory.mktemp("unchanged")
-        return pool(setting.ranks).run(see, keys, str(folder), changed=False)[0]
+        return pool(EFFECTS[keys[0]].ranks).run(see, keys, str(folder), changed=False)[0]
 
     return lambda effect: seen(effect.setting())
 
@@ -56,6 +56,20 @@ def summed_types(folder: str) -> tuple[set[str], set[str]]:
         folder, ["--training.mixed_precision_param=bfloat16", "--training.mixed_precision_reduce=float32"]
     )
     return {str(each.dtype) for each in ran.trained}, {str(dtype) for dtype in ran.reduced}
+
+
+def test_the_seed_decides_weights_data_and_draws_each(pool: Pool, tmp_path: Path) -> None:
+    (one,) = pool(1).run(seeded, str(tmp_path), 7)
+    (again,) = pool(1).run(seeded, str(tmp_path), 7)
+    (other,) = pool(1).run(seeded, str(tmp_path), 8)
+    assert one == again
+    assert all(a != b for a, b in zip(one, other, strict=True))
+
+
+def seeded(folder: str, seed: int) -> tuple[float, list[int], float]:
+    """An initial weight, the first sequence, and the first number that a layer drew."""
+    ran = train(folder, [f"--debug.seed={seed}"])
+    return ran.initial["output.weight"][0, 0].item(), ran.trained[0].tokens[0].tolist(), ran.draws[0]
 
 
 @pytest.mark.parametrize("persistent", [True, False])
