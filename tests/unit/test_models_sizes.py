@@ -19,7 +19,7 @@ PUBLISHED = {
     "70B": 70_553_706_496,
     "405B": 405_853_388_800,
 }
-F01 = Size(dim=64, n_layers=2, n_heads=4, n_kv_heads=1, hidden_dim=96, vocab_size=256)
+ONE_KV_HEAD = Size(dim=64, n_layers=2, n_heads=4, n_kv_heads=1, hidden_dim=96, vocab_size=256)
 
 
 @pytest.mark.parametrize("flavor", PUBLISHED)
@@ -31,7 +31,7 @@ def test_published_sizes_have_the_published_parameters(flavor: str) -> None:
     "size",
     [
         *(pytest.param(Size(**FLAVORS[flavor]), id=flavor) for flavor in ("debugmodel", "1B", "3B", "8B")),
-        pytest.param(F01, id="untied"),
+        pytest.param(ONE_KV_HEAD, id="untied"),
         pytest.param(Size(64, 2, 4, 2, 96, 257, head_dim=32, tied_embeddings=True), id="tied-wide-heads"),
     ],
 )
@@ -72,13 +72,13 @@ def counted_flops(size: Size, seq: int) -> int:
 
 def test_flops_per_token_of_the_disputed_case() -> None:
     # 73728 multiplied weights x 6, and 12 x 2 layers x 4 heads x 16 x 128; the one KV head is in the first.
-    assert F01.flops_per_token(128) == 638_976
+    assert ONE_KV_HEAD.flops_per_token(128) == 638_976
 
 
 @pytest.mark.parametrize(
     ("size", "seq"),
     [
-        pytest.param(F01, 128, id="one-kv-head"),
+        pytest.param(ONE_KV_HEAD, 128, id="one-kv-head"),
         pytest.param(Size(64, 2, 4, 4, 96, 257, tied_embeddings=True), 32, id="tied"),
         pytest.param(Size(64, 3, 4, 2, 96, 257, head_dim=32), 48, id="wide-heads"),
     ],
@@ -97,8 +97,8 @@ def test_a_tied_head_is_multiplied_once_like_any_other() -> None:
     tied = Size(
         dim=64, n_layers=2, n_heads=4, n_kv_heads=1, hidden_dim=96, vocab_size=256, tied_embeddings=True
     )
-    assert tied.flops_per_token(128) == F01.flops_per_token(128)
-    assert tied.num_parameters == F01.num_parameters - 256 * 64
+    assert tied.flops_per_token(128) == ONE_KV_HEAD.flops_per_token(128)
+    assert tied.num_parameters == ONE_KV_HEAD.num_parameters - 256 * 64
 
 
 def test_head_dim_follows_an_override_of_dim_unless_given() -> None:
