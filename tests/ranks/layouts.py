@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
+import tempfile
 from dataclasses import dataclass
 
 GLOBAL_BATCH = 12
@@ -15,8 +18,12 @@ MODEL = (
     "--model.override.n_kv_heads=2",
     "--model.override.vocab_size=257",
 )
+# Reports of jobs whose test does not look at them.
+DUMP_FOLDER = tempfile.mkdtemp(prefix="titanish-tests-")
+atexit.register(shutil.rmtree, DUMP_FOLDER, ignore_errors=True)
 JOB = (
     *MODEL,
+    f"--job.dump_folder={DUMP_FOLDER}",
     "--model.tokenizer=bytes",
     "--training.dataset=mock",
     "--training.seq_len=33",

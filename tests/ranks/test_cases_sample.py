@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.ranks.layouts import JOB, LAYOUTS, Layout
-from titanish.generate.sample import sample_text
+from titanish.errors import ConfigError
+from titanish.generate.sample import encode_prompt, sample_text
 from titanish.testing.equality import build_job, whole_tensors
 from titanish.testing.ranks import RankPool
 from titanish.train.job import train_step
@@ -56,7 +57,8 @@ class Successor(nn.Module):
 
 def draw(model: Any, prompt: str, *, tokenizer: Numbers = Numbers(), **settings: Any) -> str:
     options = {"max_new_tokens": 4, "temperature": 0.0, "max_seq_len": 100, "seed": 0, **settings}
-    return sample_text(model, tokenizer, prompt, device=CPU, **options)
+    ids = encode_prompt(tokenizer, prompt, vocab_size=257)
+    return sample_text(model, tokenizer, ids, device=CPU, **options)
 
 
 def test_temperature_zero_takes_the_likeliest() -> None:
@@ -82,8 +84,13 @@ def test_an_empty_prompt_begins_a_document() -> None:
 
 
 def test_an_empty_prompt_without_a_first_token_is_refused() -> None:
-    with pytest.raises(ValueError, match="an empty prompt needs a tokenizer with a BOS token"):
-        draw(Successor(), "", tokenizer=Numbers(bos_id=None))
+    with pytest.raises(ConfigError, match=r"sample.prompt = '': the tokenizer numbers has no BOS token"):
+        encode_prompt(Numbers(bos_id=None), "", vocab_size=10)
+
+
+def test_a_prompt_that_the_model_has_no_embedding_for_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"gives the id 12, but the model's vocab_size is 12"):
+        encode_prompt(Numbers(), "5 12", vocab_size=12)
 
 
 def test_the_model_sees_no_more_than_its_length() -> None:

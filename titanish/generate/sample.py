@@ -7,6 +7,7 @@ learnt.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,13 +15,36 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from titanish.data.tokenizer import Tokenizer
+from titanish.errors import ConfigError
+
+
+def encode_prompt(tokenizer: Tokenizer, prompt: str, vocab_size: int) -> list[int]:
+    """The prompt's ids behind BOS, where the tokenizer has one.
+
+    Raises:
+        ConfigError: there is nothing to start from, or the model has no embedding for an id.
+    """
+    ids = list(tokenizer.encode(prompt))
+    if tokenizer.bos_id is not None:
+        ids.insert(0, tokenizer.bos_id)
+    if not ids:
+        raise ConfigError(
+            f"sample.prompt = {prompt!r}: the tokenizer {tokenizer.name} has no BOS token to start from; "
+            "write a prompt, or turn sampling off (sample.enable = false)"
+        )
+    if max(ids) >= vocab_size:
+        raise ConfigError(
+            f"sample.prompt = {prompt!r}: the tokenizer {tokenizer.name} gives the id {max(ids)}, but the "
+            f"model's vocab_size is {vocab_size}; use its own tokenizer, or sample.enable = false"
+        )
+    return ids
 
 
 @torch.no_grad()
 def sample_text(
     model: nn.Module,
     tokenizer: Tokenizer,
-    prompt: str,
+    prompt: Sequence[int],
     *,
     max_new_tokens: int,
     temperature: float,
@@ -31,23 +55,19 @@ def sample_text(
     """The text that follows `prompt`, at most `max_new_tokens` tokens, or up to the tokenizer's EOS.
 
     Args:
+        prompt: at least one token id, as `encode_prompt` gives them.
         temperature: divides the logits; 0 takes the likeliest token.
         max_seq_len: the model sees this many tokens back.
         seed: draws the same text again for the same weights.
     """
-    ids = list(tokenizer.encode(prompt))
-    if tokenizer.bos_id is not None:
-        ids.insert(0, tokenizer.bos_id)
-    if not ids:
-        raise ValueError("an empty prompt needs a tokenizer with a BOS token")
-    start = len(ids)
+    ids = list(prompt)
     generator = torch.Generator().manual_seed(seed)
     for _ in range(max_new_tokens):
         token = _next_token(model, ids[-max_seq_len:], temperature, generator, device)
         if token == tokenizer.eos_id:
             break
         ids.append(token)
-    return tokenizer.decode(ids[start:])
+    return tokenizer.decode(ids[len(prompt) :])
 
 
 def _next_token(

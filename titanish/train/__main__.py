@@ -15,6 +15,7 @@ from typing import Any
 
 from titanish.config.load import Loaded, load_config
 from titanish.config.render import to_toml
+from titanish.config.report import summary
 from titanish.config.schema import Config
 from titanish.data.build import Prepared, prepare_data
 from titanish.errors import ConfigError, TitanishError
@@ -66,12 +67,15 @@ def _train(loaded: Loaded) -> None:
         vocab_size=loaded.size.vocab_size,
         seed=config.debug.seed,
     )
+    from titanish.generate.sample import encode_prompt
     from titanish.runtime.device import select_device
     from titanish.runtime.log import set_place, setup_logging
     from titanish.runtime.process_group import read_ranks, start_process_group
     from titanish.train.assemble import assemble, start_mesh
     from titanish.train.job import run
 
+    if config.sample.enable:
+        encode_prompt(prepared.tokenizer, config.sample.prompt, loaded.size.vocab_size)
     ranks = read_ranks()
     setup_logging(ranks.rank, disable_color=config.metrics.disable_color_printing)
     device = select_device(ranks.local_rank)
@@ -91,17 +95,12 @@ def _train(loaded: Loaded) -> None:
 
 def _announce(loaded: Loaded, prepared: Prepared, device: str) -> None:
     config = loaded.config
-    logger.info(
-        f"{config.job.description}; {config.model.name} {config.model.flavor}, "
-        f"{loaded.size.num_parameters:,} parameters, on {device}"
-    )
-    for note in loaded.notes:
-        logger.info(str(note))
-    logger.info(str(loaded.world))
-    logger.info(str(loaded.batch))
+    logger.info(f"{config.job.description}; on {device}")
+    for line in (*map(str, loaded.notes), *summary(loaded)):
+        logger.info(line)
     logger.info(f"data: {prepared.train.dataset}, tokenizer {prepared.tokenizer.name}")
     if config.job.print_config:
-        logger.info("\n" + to_toml(config))
+        logger.info("\n" + to_toml(config, loaded.sources))
 
 
 def _write_config(config: Config) -> None:
@@ -119,19 +118,21 @@ def _write_config(config: Config) -> None:
 
 
 def _sample(loaded: Loaded, prepared: Prepared, model: Any, device: Any) -> None:
-    from titanish.generate.sample import sample_text
+    from titanish.generate.sample import encode_prompt, sample_text
+    from titanish.parallel.fsdp import release_gathered
 
     config = loaded.config
     text = sample_text(
         model,
         prepared.tokenizer,
-        config.sample.prompt,
+        encode_prompt(prepared.tokenizer, config.sample.prompt, loaded.size.vocab_size),
         max_new_tokens=config.sample.max_new_tokens,
         temperature=config.sample.temperature,
         max_seq_len=config.training.seq_len,
         seed=config.debug.seed,
         device=device,
     )
+    release_gathered(model)
     logger.info(
         f"sampled from the trained model after {config.sample.prompt!r}:\n{config.sample.prompt}{text}"
     )
