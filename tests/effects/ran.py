@@ -44,7 +44,12 @@ from titanish.train.hooks import ValidateHook
 from titanish.train.job import Job
 from titanish.train.validate import Validation
 
-BASE = (*JOB, "--training.local_batch_size=6", "--training.steps=2", "--metrics.log_freq=1")
+BASE = (
+    *(flag for flag in JOB if not flag.startswith("--job.dump_folder")),
+    "--training.local_batch_size=6",
+    "--training.steps=2",
+    "--metrics.log_freq=1",
+)
 """Two steps of two forward passes of (6, 33) tokens, each step reported."""
 
 

@@ -18,7 +18,7 @@ BOS, EOS = 256, 257
 
 JOB = {
     "job.config_file": Effect(
-        ("--job.config_file=job.toml",), lambda ran: "written in a file; llama3" in ran.log, False, True
+        ("--job.config_file=job.toml",), lambda ran: "written in a file; on" in ran.log, False, True
     ),
     "job.dump_folder": Effect(
         ("--job.dump_folder=elsewhere",),
@@ -27,7 +27,7 @@ JOB = {
         ["elsewhere/metrics.jsonl"],
     ),
     "job.description": Effect(
-        ("--job.description=my job",), lambda ran: "my job; llama3" in ran.log, False, True
+        ("--job.description=my job",), lambda ran: "my job; on" in ran.log, False, True
     ),
     "job.print_config": Effect(
         ("--job.print_config",), lambda ran: "| loss_chunk_tokens = 20" in ran.log, False, True

@@ -1,4 +1,5 @@
-"""The equality rows that need GPUs: NCCL, bfloat16, and what only a GPU's memory shows. Skipped without one."""
+"""The equality rows that need GPUs: NCCL, bfloat16, and what only a GPU's memory shows. Skipped without
+one."""
 
 from __future__ import annotations
 
