@@ -12,7 +12,10 @@ import pytest
 from tests.jobs.launch import ROOT
 
 README = (ROOT / "README.md").read_text()
-SHORT = "--training.steps={steps} --metrics.log_freq=1 --validation.steps=1 --sample.max_new_tokens=3"
+SHORT = (
+    "--training.steps={steps} --metrics.log_freq=1 --validation.steps=1 --sample.max_new_tokens=3"
+    " --model.override.n_layers=1 --model.override.dim=64"
+)
 
 
 def blocks(language: str) -> list[str]:

@@ -26,8 +26,7 @@ class GarbageCollection:
         self.freq = 1 if debug else freq
         self.debug = debug
         gc.disable()
-        gc.collect()
-        gc.freeze()
+        gc.freeze()  # without a collection before it: what little garbage a start leaves is not worth its time
 
     def after_step(self, step: int) -> None:
         """Collects if it is time; `step` counts from 1."""
