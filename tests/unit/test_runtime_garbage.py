@@ -55,6 +55,12 @@ def test_debug_collects_after_each_step_and_logs_what_was_found(caplog: pytest.L
     assert second.startswith("garbage collection after step 2: 0 objects in ")
 
 
+def test_what_others_set_aside_is_left_to_them() -> None:
+    gc.freeze()
+    GarbageCollection(freq=1).close()
+    assert gc.get_freeze_count() > 0
+
+
 def test_close_gives_collection_back_to_python() -> None:
     GarbageCollection(freq=1).close()
     assert gc.isenabled()

@@ -26,7 +26,11 @@ class GarbageCollection:
         self.freq = 1 if debug else freq
         self.debug = debug
         gc.disable()
-        gc.freeze()  # without a collection before it: what little garbage a start leaves is not worth its time
+        gc.collect()
+        # Objects that somebody set aside before are left to them, so that jobs in one process start quickly.
+        self._froze = gc.get_freeze_count() == 0
+        if self._froze:
+            gc.freeze()
 
     def after_step(self, step: int) -> None:
         """Collects if it is time; `step` counts from 1."""
@@ -40,5 +44,6 @@ class GarbageCollection:
 
     def close(self) -> None:
         """Gives collection back to Python."""
-        gc.unfreeze()
+        if self._froze:
+            gc.unfreeze()
         gc.enable()

@@ -121,7 +121,7 @@ def close(*, failed: bool = False) -> None:
     if not (_Started.here and dist.is_initialized()):
         return
     _Started.here = False
-    leave = distributed_c10d._abort_process_group if failed else dist.destroy_process_group
+    leave = distributed_c10d._abort_process_group if failed else _leave_together
     # In a thread, because destroying waits for collectives that may never end; daemonic, so that it holds up
     # no exit.
     thread = threading.Thread(target=_quietly, args=(leave,), daemon=True)
@@ -131,6 +131,12 @@ def close(*, failed: bool = False) -> None:
         logger.warning(
             f"the process group did not end within {CLOSE_SECONDS:g} s; the process goes on without"
         )
+
+
+def _leave_together() -> None:
+    """No rank takes its connections down while another may still be in its last collective."""
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 class _Started:

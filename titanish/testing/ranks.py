@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import multiprocessing
 import multiprocessing.util  # registers its exit hook, which must stand before ours: see `_close_all`
 import os
@@ -288,6 +289,9 @@ def _reset(environment: dict[str, str], folder: str) -> None:
         # A group whose connections are broken says so here, after the failure was reported.
         with contextlib.suppress(Exception):
             dist.destroy_process_group()
+        gc.collect()  # meshes hold their groups in cycles, and a group holds threads and connections
+        if gc.get_freeze_count() == 0:
+            gc.freeze()  # modules, which every later collection would walk through
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
