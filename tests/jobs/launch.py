@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -74,3 +75,10 @@ def run_train(
 def rows(dump_folder: Path) -> list[dict[str, Any]]:
     """The rows of a run's metrics.jsonl."""
     return [json.loads(line) for line in (dump_folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return int(probe.getsockname()[1])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.jobs.launch import ROOT, SMALL, rows, run_train
+from tests.jobs.launch import ROOT, SMALL, free_port, rows, run_train
 
 
 def test_default_job_prints_and_leaves_what_it_should(tmp_path: Path) -> None:
@@ -50,6 +51,27 @@ def test_two_ranks_report_once_and_log_rank_chooses_who(tmp_path: Path) -> None:
     assert [row["step"] for row in rows(tmp_path)] == [0, 1, 2]
 
 
+def test_tensor_parallel_over_nodes_is_warned_of(tmp_path: Path) -> None:
+    """Two nodes of one rank each, as torchrun would start them."""
+    flags = (*SMALL, "--training.steps=1", "--no-validation.enable", f"--job.dump_folder={tmp_path}")
+    module = ["-m", "titanish.train", "--job.config_file", "train_configs/debug_model.toml", *flags]
+    port = str(free_port())
+    nodes = [
+        subprocess.Popen(
+            [ROOT / ".venv/bin/python", *module, "--parallelism.tensor_parallel_degree=2"],
+            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env={
+                **os.environ, "OMP_NUM_THREADS": "1", "RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": "2",
+                "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": port,
+            },
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    outputs = [node.communicate(timeout=120)[0] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], outputs
+    assert "parallelism.tensor_parallel_degree = 2 spans nodes of 1 ranks" in outputs[0]
+
+
 def test_resumes_where_it_ended_and_says_so(tmp_path: Path) -> None:
     flags = (*SMALL, "--checkpoint.enable", "--checkpoint.interval=2", f"--job.dump_folder={tmp_path}")
     assert run_train(*flags, "--training.steps=4").code == 0
@@ -57,8 +79,9 @@ def test_resumes_where_it_ended_and_says_so(tmp_path: Path) -> None:
     assert ended.code == 0, ended.output
     assert f"resumed from step 4 of {tmp_path}/checkpoint" in ended.output
     assert [row["step"] for row in rows(tmp_path)] == [0, 1, 2, 3, 4, 5, 6]
-    ended = run_train(*flags, "--training.steps=6")
+    ended = run_train(*flags, "--training.steps=6", "--debug.seed=5")
     assert ended.code == 0
+    assert "step-6 was trained on other data: seed was 0 and is 5; samples may be read again" in ended.output
     assert "step 6 is done already; raise training.steps above it to go on" in ended.output
     assert sorted(p.name for p in (tmp_path / "checkpoint").iterdir()) == ["step-2", "step-4", "step-6"]
 

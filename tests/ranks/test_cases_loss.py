@@ -19,13 +19,13 @@ from torch import Tensor, nn
 
 from tests.hf_llama import copy_weights, hf_llama
 from tests.ranks.layouts import JOB, LAYOUTS, SGD, Layout
-from titanish.data.loader import StepBatch
+from titanish.data.loader import IGNORED_LABEL, StepBatch
 from titanish.models.llama3.sizes import Size
 from titanish.models.llama3.spec import SPEC
 from titanish.testing.equality import build_job, loss_group, whole_tensors
 from titanish.testing.ranks import RankPool
 from titanish.train.job import run, update
-from titanish.train.loss import IGNORED, TokenLoss
+from titanish.train.loss import TokenLoss
 from titanish.train.step import PlainStep
 
 Pool = Callable[[int], RankPool]
@@ -71,7 +71,7 @@ def whole_case(vocab: int) -> tuple[nn.Linear, Tensor, Tensor]:
         head.weight.normal_(generator=generator)
     hidden = torch.randn(2, 9, 24, generator=generator).requires_grad_()
     labels = torch.randint(vocab, (2, 9), generator=generator)
-    labels[0, 3:5] = IGNORED
+    labels[0, 3:5] = IGNORED_LABEL
     return head, hidden, labels
 
 
@@ -116,10 +116,10 @@ def mean_of_given_losses(rows: list[list[float]], microbatch: int) -> tuple[floa
     mine = rows[dist.get_rank() * share : (dist.get_rank() + 1) * share]
     width = max(map(len, rows))
     tokens = torch.tensor([row + [0.0] * (width - len(row)) for row in mine])
-    labels = torch.where(tokens > 0, 1, IGNORED)
+    labels = torch.where(tokens > 0, 1, IGNORED_LABEL)
 
     def summed(losses: Tensor, labels: Tensor) -> Tensor:
-        return losses[labels != IGNORED].sum()
+        return losses[labels != IGNORED_LABEL].sum()
 
     step = PlainStep(model, summed, microbatch, dist.group.WORLD, torch.device("cpu"), True)
     total = torch.stack((step.run(StepBatch(tokens=tokens, labels=labels)), model.weight.grad))
@@ -143,7 +143,7 @@ def uneven_batch() -> StepBatch:
     ids = torch.randint(3, 257, (4, 17), generator=torch.Generator().manual_seed(7))
     tokens, labels = ids[:, :-1].contiguous(), ids[:, 1:].clone()
     for row, kept in enumerate((3, 1, 2, 4)):
-        labels[row, kept:] = IGNORED
+        labels[row, kept:] = IGNORED_LABEL
     return StepBatch(tokens=tokens, labels=labels)
 
 

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tests.ranks.layouts import JOB, LAYOUTS, SGD, Layout
+from titanish.data.loader import IGNORED_LABEL
 from titanish.optim.clip import clip_gradients
 from titanish.parallel.shards import counted_here
 from titanish.testing.equality import build_job, whole_tensors
 from titanish.testing.ranks import RankPool
 from titanish.train.job import run, train_step, update
-from titanish.train.loss import IGNORED
 
 Pool = Callable[[int], RankPool]
 MESHES = {"one": Layout(), **{name: LAYOUTS[name] for name in ("fsdp2", "tp2", "fsdp2-tp2", "ddp2")}}
@@ -107,7 +107,7 @@ def step_without_labels(flags: tuple[str, ...]) -> tuple[float, dict[str, Tensor
     """Loss and parameters before and after a step on a batch of which nothing counts."""
     job, _ = build_job(flags)
     batch = next(iter(job.loader))
-    batch["labels"].fill_(IGNORED)
+    batch["labels"].fill_(IGNORED_LABEL)
     before = whole_tensors(job, lambda p: p)
     loss = job.step.run(batch)
     update(job, loss)

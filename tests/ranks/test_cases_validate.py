@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch.distributed.tensor import DTensor
 
 from tests.ranks.layouts import JOB, LAYOUTS, SGD, Layout
+from titanish.data.loader import IGNORED_LABEL
 from titanish.testing.equality import build_job
 from titanish.testing.ranks import RankPool
 from titanish.train.job import Job, train_step
-from titanish.train.loss import IGNORED
 from titanish.train.validate import Validation
 
 Pool = Callable[[int], RankPool]
@@ -66,13 +66,13 @@ def by_hand(flags: tuple[str, ...]) -> tuple[float, float, int]:
     model: Any = job.model
     batches = list(validation.batches)
     for index, batch in enumerate(batches):
-        batch["labels"][:, 1 + 5 * index :] = IGNORED
+        batch["labels"][:, 1 + 5 * index :] = IGNORED_LABEL
     total, count = 0.0, 0
     with torch.no_grad():
         for batch in batches:
             logits = model.output(model(batch["tokens"], torch.arange(33))).double()
             total += F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), reduction="sum").item()
-            count += int((batch["labels"] != IGNORED).sum())
+            count += int((batch["labels"] != IGNORED_LABEL).sum())
     uneven = Validation(model, validation.loss, batches, validation.loss_group, validation.device)
     return uneven.run(), total / count, count
 

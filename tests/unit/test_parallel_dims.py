@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from titanish.config.degrees import Degrees
-from titanish.parallel.dims import Coordinates, coordinates, place
+from titanish.parallel.dims import Coordinates, coordinates, place, tp_spans_nodes
 
 
 def test_ranks_count_from_the_innermost_axis() -> None:
@@ -29,3 +29,10 @@ def test_ranks_count_from_the_innermost_axis() -> None:
 )
 def test_place_names_the_axes_that_there_are(axes: Degrees, rank: int, expected: str) -> None:
     assert place(axes, rank) == expected
+
+
+@pytest.mark.parametrize(
+    ("tp", "local", "spans"), [(1, 8, False), (8, 8, False), (4, 8, False), (16, 8, True), (4, 6, True)]
+)
+def test_tp_spans_nodes_unless_it_divides_their_ranks(tp: int, local: int, spans: bool) -> None:
+    assert tp_spans_nodes(Degrees(tp=tp), local) == spans

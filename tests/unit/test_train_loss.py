@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from titanish.train.loss import IGNORED, TokenLoss
+from titanish.data.loader import IGNORED_LABEL
+from titanish.train.loss import TokenLoss
 
 VOCAB, DIM = 257, 24
 
@@ -25,14 +26,16 @@ def case(
         head.weight.normal_(generator=generator)
     hidden = torch.randn(batch, seq, DIM, generator=generator)
     labels = torch.randint(vocab, (batch, seq), generator=generator)
-    labels[0, 3:5] = IGNORED
+    labels[0, 3:5] = IGNORED_LABEL
     return head.to(dtype), hidden.to(dtype).requires_grad_(), labels
 
 
 def reference(head: nn.Linear, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Loss and gradients of hidden states and weight by torch, in float64."""
     h, w = (x.detach().double().requires_grad_() for x in (hidden, head.weight))
-    loss = F.cross_entropy((h @ w.t()).flatten(0, 1), labels.flatten(), reduction="sum", ignore_index=IGNORED)
+    loss = F.cross_entropy(
+        (h @ w.t()).flatten(0, 1), labels.flatten(), reduction="sum", ignore_index=IGNORED_LABEL
+    )
     return loss, *torch.autograd.grad(loss, (h, w))
 
 
@@ -74,7 +77,7 @@ def test_gradients_of_several_calls_add_up() -> None:
 
 def test_tokens_that_do_not_count_give_no_loss_and_no_gradient() -> None:
     head, hidden, labels = case()
-    loss = TokenLoss(head, 5)(hidden, torch.full_like(labels, IGNORED))
+    loss = TokenLoss(head, 5)(hidden, torch.full_like(labels, IGNORED_LABEL))
     loss.backward()
     assert loss.item() == 0.0
     assert not hidden.grad.any()
@@ -84,7 +87,7 @@ def test_tokens_that_do_not_count_give_no_loss_and_no_gradient() -> None:
 def test_the_gradient_of_an_ignored_token_alone_is_zero() -> None:
     head, hidden, labels = case()
     TokenLoss(head, 5)(hidden, labels).backward()
-    ignored = labels == IGNORED
+    ignored = labels == IGNORED_LABEL
     assert ignored.sum() == 2
     assert not hidden.grad[ignored].any()
     assert hidden.grad[~ignored].any(dim=-1).all()
@@ -167,7 +170,7 @@ def test_what_is_kept_for_the_backward_pass_is_no_larger_than_hidden_states_and_
 def test_zero_logits_cost_the_logarithm_of_the_vocabulary() -> None:
     head, hidden, labels = case()
     loss = TokenLoss(head, 5)(torch.zeros_like(hidden), labels)
-    assert loss.item() / (labels != IGNORED).sum() == pytest.approx(5.549076, rel=1e-6)
+    assert loss.item() / (labels != IGNORED_LABEL).sum() == pytest.approx(5.549076, rel=1e-6)
 
 
 def test_a_head_with_a_bias_is_our_mistake() -> None:

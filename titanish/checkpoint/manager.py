@@ -129,6 +129,7 @@ class CheckpointManager:
         path = store.step_folder(self.folder, step)
         manifest = _on_main(lambda: store.read_manifest(path), f"{path} cannot be used")
         self._check_model(path, manifest)
+        self._compare_data(path, manifest)
         tensors = state.collect(model, optimizer)
         same_ranks = manifest.get("mesh") == self.about.get("mesh")
         own = f"rank{dist.get_rank()}"
@@ -158,6 +159,16 @@ class CheckpointManager:
         ]
         if differing:
             raise CheckpointError(f"{path} holds another model: {'; '.join(differing)}")
+
+    def _compare_data(self, path: Path, manifest: Mapping[str, Any]) -> None:
+        """Say what makes the samples after the resume other ones than those that would have followed."""
+        saved, running = manifest.get("data", {}), self.about["data"]
+        for field, value in running.items():
+            if saved.get(field) != value:
+                logger.warning(
+                    f"{path} was trained on other data: {field} was {saved.get(field)!r} and is {value!r}; "
+                    "samples may be read again or left out"
+                )
 
 
 def _on_main(work: Callable[[], T], what: str = "") -> T:

@@ -39,3 +39,8 @@ def place(degrees: Degrees, rank: int) -> str:
         ("tp", degrees.tp, at.tp),
     ]
     return " ".join(f"{axis}{index}" for axis, degree, index in parts if degree != 1)
+
+
+def tp_spans_nodes(degrees: Degrees, local_world_size: int) -> bool:
+    """Whether a tp group has ranks on several nodes, of `local_world_size` ranks each."""
+    return local_world_size % degrees.tp != 0

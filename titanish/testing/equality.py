@@ -16,13 +16,12 @@ from torch.distributed.tensor import DTensor
 
 from titanish.config.load import load_config
 from titanish.data.build import prepare_data
-from titanish.data.loader import StepBatch
+from titanish.data.loader import IGNORED_LABEL, StepBatch
 from titanish.models.registry import resolve_size
 from titanish.parallel.shards import unique_parameters
 from titanish.runtime.device import select_device
 from titanish.train.assemble import assemble, start_mesh
 from titanish.train.job import Job, update
-from titanish.train.loss import IGNORED
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,7 @@ def uneven_labels(batch: StepBatch) -> StepBatch:
     labels = batch["labels"].clone()
     seq = labels.size(1)
     kept = 1 + batch["tokens"].sum(dim=1) % seq
-    labels[torch.arange(seq) >= kept.unsqueeze(1)] = IGNORED
+    labels[torch.arange(seq) >= kept.unsqueeze(1)] = IGNORED_LABEL
     return StepBatch(tokens=batch["tokens"], labels=labels)
 
 

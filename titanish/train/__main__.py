@@ -20,6 +20,7 @@ from titanish.config.schema import Config
 from titanish.data.build import Prepared, prepare_data
 from titanish.errors import ConfigError, TitanishError
 from titanish.models.registry import resolve_size
+from titanish.parallel.dims import tp_spans_nodes
 
 logger = logging.getLogger("titanish")
 
@@ -83,6 +84,12 @@ def _train(loaded: Loaded) -> None:
     mesh = start_mesh(loaded, device)
     set_place(mesh.place)
     _announce(loaded, prepared, device.name)
+    if tp_spans_nodes(mesh.degrees, ranks.local_world_size):
+        logger.warning(
+            f"parallelism.tensor_parallel_degree = {mesh.degrees.tp} spans nodes of "
+            f"{ranks.local_world_size} ranks: every layer waits for the network; "
+            f"a degree that divides {ranks.local_world_size} does not"
+        )
     if ranks.rank == 0:
         _write_config(config)
     job = assemble(loaded, prepared, device, mesh)

@@ -166,7 +166,12 @@ def build_checkpoint_manager(config: Config, size: Any, prepared: Prepared, mesh
     about = {
         "model": {"name": config.model.name, "flavor": config.model.flavor, **dataclasses.asdict(size)},
         "mesh": dataclasses.asdict(mesh.degrees),
-        "data": {"train": prepared.train.fingerprint, "tokenizer": prepared.tokenizer.fingerprint},
+        "data": {
+            "dataset": prepared.train.fingerprint,
+            "tokenizer": prepared.tokenizer.fingerprint,
+            "seq_len": config.training.seq_len,
+            "seed": config.debug.seed,
+        },
         "versions": {
             "titanish": __version__,
             "torch": torch.__version__,

@@ -15,11 +15,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from titanish.data.loader import IGNORED_LABEL
 from titanish.parallel.collectives import all_reduce
 from titanish.parallel.tensor import local_parameter
-
-IGNORED = -100
-"""The label of a token that does not count."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +124,7 @@ def _cross_entropy(logits: Tensor, labels: Tensor, shard: _Shard, width: int) ->
     if group is not None:
         peak = all_reduce(peak, group, "max")
     logits -= peak.unsqueeze(-1)
-    valid = labels != IGNORED
+    valid = labels != IGNORED_LABEL
     columns = labels - first
     here = valid & (columns >= 0) & (columns < logits.size(-1))
     columns = columns.masked_fill(~here, 0).unsqueeze(-1)

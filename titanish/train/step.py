@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from titanish.data.loader import StepBatch
+from titanish.data.loader import IGNORED_LABEL, StepBatch
 from titanish.parallel.fsdp import fsdp_modules
-from titanish.train.loss import IGNORED, TokenLoss
+from titanish.train.loss import TokenLoss
 
 
 class Step(Protocol):
@@ -63,7 +63,7 @@ def count_labels(labels: Tensor, group: dist.ProcessGroup, device: torch.device)
     """The number of labels that count, over all ranks that read different data; at least 1, a float32
     scalar."""
     # float64 on the way: exact up to 2^53 labels, and every backend sums it
-    count = (labels != IGNORED).sum().to(device, torch.float64, non_blocking=True)
+    count = (labels != IGNORED_LABEL).sum().to(device, torch.float64, non_blocking=True)
     dist.all_reduce(count, group=group)
     return count.clamp(min=1).float()
 
@@ -77,4 +77,4 @@ def summed_loss(
     tokens, labels = (batch[name].to(device, non_blocking=True) for name in ("tokens", "labels"))
     positions = torch.arange(tokens.size(1), device=device)
     total: Any = loss(model(tokens, positions), labels)
-    return total.double(), (labels != IGNORED).sum().double()
+    return total.double(), (labels != IGNORED_LABEL).sum().double()
