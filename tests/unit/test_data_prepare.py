@@ -165,11 +165,36 @@ def test_damaged_data_is_made_again(data: Path, cache: Path, caplog: pytest.LogC
     assert "the prepared data is damaged and will be made again: " in caplog.text
 
 
-def test_a_damaged_memory_of_hashes_only_costs_time(data: Path, cache: Path) -> None:
+DAMAGED = ["{", "{}", "3", "[]", "null", '"x"', "[" * 5000]
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [*DAMAGED, "entry 3", "entry []", "entry [1, 2]", 'entry ["a", 2, "b"]'],
+    ids=lambda text: text[:20],
+)
+def test_a_damaged_memory_of_hashes_only_costs_time(data: Path, cache: Path, damaged: str) -> None:
     prefix = run(data, cache)
     (memory,) = cache.glob("hashes-*.json")
-    memory.write_text("{")
+    whole = memory.read_text()
+    if damaged.startswith("entry "):
+        damaged = json.dumps(dict.fromkeys(json.loads(whole), json.loads(damaged.removeprefix("entry "))))
+    memory.write_text(damaged)
     assert run(data, cache) == prefix
+    assert memory.read_text() == whole
+
+
+@pytest.mark.parametrize(
+    "damaged", [*DAMAGED, '{"dataset": "text", "documents": "x"}'], ids=lambda text: text[:20]
+)
+def test_a_damaged_summary_is_as_good_as_none(
+    data: Path, cache: Path, damaged: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    prefix = run(data, cache)
+    prefix.with_name(prefix.name + ".json").write_text(damaged)
+    assert run(data, cache) == prefix
+    assert f"using prepared data: {prefix}" in caplog.text
 
 
 KILLED = """
@@ -202,11 +227,30 @@ def test_a_killed_build_is_cleaned_up_and_made_again(data: Path, cache: Path, sa
 
 def test_a_build_in_progress_is_not_cleaned_up(data: Path, cache: Path) -> None:
     cache.mkdir()
-    ours = cache / "text-0123.bin.abcd.partial"
+    owner = f"text-{'0123' * 8}"
+    ours = cache / f"{owner}.bin.0123abcd.partial"
     ours.write_bytes(b"")
-    with module._locked(cache / "text-0123", waiting_for="nothing"):
+    with module._locked(cache / owner, waiting_for="nothing"):
         run(data, cache)
         assert ours.exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "film.partial",
+        "text-0123.bin.0123abcd.partial",
+        f"text-{'0' * 32}.iso.0123abcd.partial",
+        f"text-{'0' * 32}.bin.partial",
+        f"my-text-{'0' * 32}.bin.0123abcd.partial",
+    ],
+)
+def test_a_file_of_another_program_is_never_deleted(data: Path, cache: Path, name: str) -> None:
+    cache.mkdir()
+    (cache / name).write_text("theirs")
+    run(data, cache)
+    assert (cache / name).read_text() == "theirs"
+    assert not (cache / f"{name.split('.')[0]}.lock").exists()
 
 
 class LogEvent(logging.Handler):

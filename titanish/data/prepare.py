@@ -15,13 +15,14 @@ import hashlib
 import json
 import logging
 import os
+import re
 import sys
 import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import numpy as np
 from rich.console import Console
@@ -51,6 +52,12 @@ _BATCH_DOCUMENTS = 4096
 _BATCH_CHARACTERS = 1 << 24
 # A file may change twice within one tick of a file system's clock: only hashes of older files are remembered.
 _SETTLED_NS = 2_000_000_000
+# What a killed build leaves: parts of a pair, its summary, or the memory of hashes. The folder may be the
+# user's own and hold other programs' files, so nothing else is ever deleted.
+_LEFTOVER = re.compile(
+    rf"(?P<owner>(?:python_stdlib|text|hashes)-[0-9a-f]{{32}})"
+    rf"\.(?:bin|idx|lengths|documents|json)\.[0-9a-f]{{8}}{re.escape(PARTIAL_SUFFIX)}"
+)
 
 
 def prepare(
@@ -196,10 +203,22 @@ def _content_hashes(files: tuple[SourceFile, ...], folder: Path, name: str) -> t
 
 
 def _read_memory(path: Path) -> dict[str, list]:
+    """Path -> [size, modification time, hash] as it was remembered; what is damaged is not remembered."""
+    known = _read_object(path)
+    return {name: entry for name, entry in known.items() if _is_memory(entry)}
+
+
+def _is_memory(entry: object) -> bool:
+    return isinstance(entry, list) and len(entry) == 3 and [type(each) for each in entry] == [int, int, str]
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in the file; empty if there is none yet, or it is damaged."""
     try:
-        return json.loads(path.read_text())
-    except (FileNotFoundError, ValueError):  # none yet, or damaged: then everything is hashed again
+        found = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError, RecursionError):
         return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _stamps(files: tuple[SourceFile, ...]) -> list[_Stamp]:
@@ -236,9 +255,10 @@ def _summary_path(prefix: Path) -> Path:
 
 
 def _log_reuse(prefix: Path) -> None:
-    try:
-        summary = json.loads(_summary_path(prefix).read_text())
-    except (FileNotFoundError, ValueError):
+    summary = _read_object(_summary_path(prefix))
+    counts = [summary.get(name) for name in ("documents", "tokens")]
+    words = [summary.get(name) for name in ("dataset", "skipped")]
+    if not all(type(n) is int for n in counts) or not all(isinstance(word, str) for word in words):
         logger.info("using prepared data: %s", prefix)
         return
     logger.info(
@@ -260,7 +280,10 @@ def _write_whole(path: Path, text: str) -> None:
 def _remove_leftovers(folder: Path, prefix: Path) -> None:
     """Deletes what killed builds left: temporary files whose lock nobody holds (ours is held by us)."""
     for path in folder.glob(f"*{PARTIAL_SUFFIX}"):
-        owner = path.name.split(".")[0]
+        leftover = _LEFTOVER.fullmatch(path.name)
+        if leftover is None:
+            continue
+        owner = leftover["owner"]
         if owner == prefix.name:
             path.unlink(missing_ok=True)
             continue
