@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TextIO
 
 from titanish.config.load import load_config
-from titanish.config.problem import InvalidConfig, Problem
+from titanish.config.problem import InvalidConfig, Problem, in_order
 from titanish.config.render import to_toml
 from titanish.config.report import summary, verdict
 from titanish.models.registry import resolve_size
@@ -43,8 +43,7 @@ def check(file: Path, overrides: Sequence[str], world_size: int | None) -> int:
     try:
         loaded = load_config(file, overrides, world_size=world_size, resolve_size=resolve_size)
     except InvalidConfig as error:
-        _print(error.notes, sys.stdout)
-        _print(error.problems, sys.stderr)
+        _print(in_order([*error.problems, *error.notes]), sys.stderr)
         return 1
     _print(loaded.notes, sys.stdout)
     print(*summary(loaded), verdict(loaded, str(file)), sep="\n")

@@ -26,14 +26,14 @@ class Status:
     sentence: str
 
 
-_PIPELINE = "comes with pipeline parallel"
-_CONTEXT = "comes with context parallel"
-_EXPERTS = "comes with mixture-of-experts models"
-_COMPILE = "comes with compilation; training runs uncompiled"
-_FLOAT8 = "comes with float8 training"
-_MX = "comes with MX formats"
-_PROFILER = "comes with the profiler; nothing is profiled"
-_HUB_WEIGHTS = "comes with Hugging Face weights"
+_PIPELINE = "not in this version: comes with pipeline parallel"
+_CONTEXT = "not in this version: comes with context parallel"
+_EXPERTS = "not in this version: comes with mixture-of-experts models"
+_COMPILE = "not in this version: comes with compilation; training runs uncompiled"
+_FLOAT8 = "not in this version: comes with float8 training"
+_MX = "not in this version: comes with MX formats"
+_PROFILER = "not in this version: comes with the profiler; nothing is profiled"
+_HUB_WEIGHTS = "not in this version: comes with Hugging Face weights"
 _RECORDER = (
     "not supported: PyTorch's own TORCH_FR_BUFFER_SIZE and TORCH_NCCL_DUMP_ON_TIMEOUT switch its recorder on"
 )
@@ -41,8 +41,10 @@ _FAULT = (
     "not supported: a job that lost a rank ends, and resumes from its last checkpoint on any number of ranks"
 )
 _MEMORY = "not supported as a section: an estimate comes with the layout planner"
-_CODE = "comes with user extensions; no code outside titanish is imported"
-_BUDGET = 'comes with compilation; use activation_checkpoint.mode = "selective" or "full"'
+_CODE = "not in this version: comes with user extensions; no code outside titanish is imported"
+_BUDGET = (
+    'not in this version: comes with compilation; use activation_checkpoint.mode = "selective" or "full"'
+)
 
 STATUS: dict[str, Status] = {
     "job.custom_config_module": Status(str, "", "start", _CODE),
@@ -54,7 +56,10 @@ STATUS: dict[str, Status] = {
     "profiling.enable_memory_snapshot": Status(bool, False, "note", _PROFILER),
     "profiling.save_memory_snapshot_folder": Status(str, "memory_snapshot", "note", _PROFILER),
     "metrics.enable_wandb": Status(
-        bool, False, "note", "comes with Weights & Biases; use metrics.enable_tensorboard"
+        bool,
+        False,
+        "note",
+        "not in this version: comes with Weights & Biases; use metrics.enable_tensorboard",
     ),
     "model.tokenizer_path": Status(str | None, None, "start", "in titanish this is model.hf_assets_path"),
     "model.converters": Status(tuple[str, ...], (), "start", _FLOAT8),
@@ -65,7 +70,9 @@ STATUS: dict[str, Status] = {
         "start",
         "not supported: clipping needs the norm of all gradients before the first update",
     ),
-    "training.enable_cpu_offload": Status(bool, False, "start", "comes with CPU offloading"),
+    "training.enable_cpu_offload": Status(
+        bool, False, "start", "not in this version: comes with CPU offloading"
+    ),
     "training.dtype": Status(
         Literal["bfloat16", "float32"],
         "float32",
@@ -96,10 +103,10 @@ STATUS: dict[str, Status] = {
     ),
     "checkpoint.enable_ft_dataloader_checkpoints": Status(bool, True, "note", _FAULT),
     "checkpoint.initial_load_path": Status(
-        str | None, None, "start", "comes with loading weights to start from"
+        str | None, None, "start", "not in this version: comes with loading weights to start from"
     ),
     "checkpoint.initial_load_model_only": Status(
-        bool, True, "start", "comes with loading weights to start from"
+        bool, True, "start", "not in this version: comes with loading weights to start from"
     ),
     "checkpoint.initial_load_in_hf": Status(bool, False, "start", _HUB_WEIGHTS),
     "checkpoint.initial_load_in_hf_quantized": Status(bool, False, "start", _HUB_WEIGHTS),
@@ -108,7 +115,7 @@ STATUS: dict[str, Status] = {
         Literal["float16", "bfloat16", "float32"],
         "float32",
         "start",
-        "comes with exporting weights; saves are float32",
+        "not in this version: comes with exporting weights; saves are float32",
     ),
     "checkpoint.exclude_from_loading": Status(
         tuple[str, ...], (), "start", "not supported yet: a resume loads all that was saved"
@@ -146,7 +153,10 @@ STATUS: dict[str, Status] = {
     "comm.save_traces_folder": Status(str, "comm_traces", "note", _RECORDER),
     "comm.save_traces_file_prefix": Status(str, "rank_", "note", _RECORDER),
     "comm.mode": Status(
-        Literal["default", "fake_backend", "local_tensor"], "default", "start", "comes with dry runs"
+        Literal["default", "fake_backend", "local_tensor"],
+        "default",
+        "start",
+        "not in this version: comes with dry runs",
     ),
     "memory_estimation.enable": Status(bool, False, "start", _MEMORY),
     "memory_estimation.disable_fake_mode": Status(bool, False, "note", _MEMORY),
@@ -162,7 +172,7 @@ STATUS: dict[str, Status] = {
     "debug.moe_force_load_balance": Status(bool, False, "start", _EXPERTS),
 }
 
-# Names from before TorchTitan v0.2, and where what they said is said now.
+# Names from before TorchTitan v0.2 or of other trainers, and where what they said is said now.
 RENAMED: dict[str, str] = {
     "activation_checkpoint.selective_option": "activation_checkpoint.selective_ac_option",
     "checkpoint.enable_checkpoint": "checkpoint.enable",
@@ -186,6 +196,7 @@ RENAMED: dict[str, str] = {
     "metrics.rank_0_only": "metrics.save_for_all_ranks (the opposite)",
     "mx.filter_fqns": "quantize.linear.mx.filter_fqns",
     "mx.recipe_name": "quantize.linear.mx.recipe_name",
+    "optimizer.learning_rate": "optimizer.lr",
     "optimizer.foreach": 'optimizer.implementation = "foreach"',
     "optimizer.fused": 'optimizer.implementation = "fused"',
     "training.batch_size": "training.local_batch_size",

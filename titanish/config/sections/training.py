@@ -102,7 +102,7 @@ class Validation(Section):
     """Steps between two validations."""
 
     steps: AutoInt = -1
-    """Batches in a validation; -1: the whole dataset once."""
+    """Validate on this many times `training.global_batch_size` sequences; -1: the whole dataset once."""
 
     dataloader: Dataloader = Dataloader()
     """Loading of validation batches."""
