@@ -67,6 +67,20 @@ def test_flags_keep_their_order_and_spelling() -> None:
     [
         (["stray"], "stray: neither a flag nor the value of one; write --section.key=VALUE"),
         (["-x"], "-x: neither a flag nor the value of one; write --section.key=VALUE"),
+        (
+            ["jobs/f.toml"],
+            "jobs/f.toml: neither a flag nor the value of one; write --job.config_file jobs/f.toml",
+        ),
+        (
+            ["--help"],
+            "--help: 'titanish config show FILE' lists every key with its value;"
+            " override one with --section.key=VALUE",
+        ),
+        (
+            ["-h"],
+            "-h: 'titanish config show FILE' lists every key with its value;"
+            " override one with --section.key=VALUE",
+        ),
         (["--"], "--: neither a flag nor the value of one; write --section.key=VALUE"),
         (
             ["--training.steps"],

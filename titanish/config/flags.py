@@ -9,7 +9,12 @@ import tomli
 
 from titanish.config.keys import is_switch, takes_text, value_type
 from titanish.config.problem import Problem, Source
-from titanish.config.toml_file import flatten
+from titanish.config.spelling import shown
+from titanish.config.toml_file import TomlError, flatten, loads
+
+_MOST_PARTS = 64
+_LONGEST_NAME = 60
+_HELP = "'titanish config show FILE' lists every key with its value; override one with --section.key=VALUE"
 
 
 @dataclass(frozen=True)
@@ -42,21 +47,40 @@ def _next(rest: list[str], order: int) -> Flag | Problem:
     source = Source("flag", flag=name, order=order)
     if not word.startswith("--") or len(name) == 2:
         source = Source("flag", flag=word, order=order)
-        return _problem(source, "", "neither a flag nor the value of one; write --section.key=VALUE")
+        return _problem(source, "", _stray(word))
     key = name[2:]
+    if key.count(".") >= _MOST_PARTS:
+        shortened = Source("flag", flag=f"{name[:_LONGEST_NAME]}...", order=order)
+        return _problem(shortened, "", f"a key of more than {_MOST_PARTS} parts; write --section.key=VALUE")
+    if name == "--help":
+        return _problem(source, "", _HELP)
     if key.startswith("no-"):
         return _off(key[3:], source, equals)
     annotation = value_type(key)
     if equals:
-        return Flag(key, _value(text, annotation), source)
+        return _read(key, text, annotation, source)
     if annotation is not None and is_switch(annotation):
         written_out = bool(rest) and rest[0] in ("true", "false")
         return Flag(key, rest.pop(0) == "true" if written_out else True, source)
     if rest and not rest[0].startswith("--"):
-        return Flag(key, _value(rest.pop(0), annotation), source)
+        return _read(key, rest.pop(0), annotation, source)
     if annotation is None:  # an unknown key is the mistake, not its value
         return Flag(key, True, source)
     return _problem(source, key, f"{key} needs a value; write {name}=VALUE")
+
+
+def _stray(word: str) -> str:
+    if word == "-h":
+        return _HELP
+    cure = f"--job.config_file {word}" if word.endswith(".toml") else "--section.key=VALUE"
+    return f"neither a flag nor the value of one; write {cure}"
+
+
+def _read(key: str, text: str, annotation: object, source: Source) -> Flag | Problem:
+    try:
+        return Flag(key, _value(text, annotation), source)
+    except TomlError as error:
+        return _problem(source, key, f"{key} = {shown(text)}: {error}")
 
 
 def _off(key: str, source: Source, equals: str) -> Flag | Problem:
@@ -72,7 +96,7 @@ def _off(key: str, source: Source, equals: str) -> Flag | Problem:
 def _value(text: str, annotation: object) -> object:
     """The TOML value that the text is; a string where it is none, or where the key takes only strings."""
     try:
-        parsed = tomli.loads(f"value = {text}")
+        parsed = loads(f"value = {text}")
     except tomli.TOMLDecodeError:
         return text
     if set(parsed) != {"value"}:  # a line break, and then something else

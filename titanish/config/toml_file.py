@@ -8,7 +8,7 @@ over several lines, dotted and quoted keys and inline tables.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from titanish.config.spelling import toml_key
 
 # What the last line of a statement over several lines must hold: it closes an array or a string.
 _MAY_CLOSE = ("]", '"""', "'''")
+_DEEPEST = 64
+_MOST_BITS = 64
 
 
 @dataclass(frozen=True)
@@ -67,11 +69,47 @@ def parse_toml(text: str) -> Document:
     """The document in the text. Raises TomlError with the line."""
     text = text.replace("\r\n", "\n")
     try:
-        document = tomli.loads(text)
+        document = loads(text)
     except tomli.TOMLDecodeError as error:
         raise _syntax_error(str(error), text) from None
+    except TomlError as error:
+        raise TomlError(str(error), _first_that_fails(text)) from None
     lines, tables = _lines(text)
     return Document(tuple(Leaf(key, value, lines[key]) for key, value in flatten(document)), tables)
+
+
+def loads(text: str) -> dict[str, Any]:
+    """What the text parses to, as tomli does it. Raises TomlError for what no configuration needs.
+
+    Names and values nested without end would exhaust Python's stack, here or in whoever walks over them, and
+    Python refuses to write integers of thousands of digits.
+    """
+    try:
+        document = tomli.loads(text)
+    except tomli.TOMLDecodeError:
+        raise
+    except RecursionError:
+        raise TomlError(_TOO_DEEP) from None
+    except ValueError:
+        raise TomlError(_TOO_LONG) from None
+    level: list[object] = [document]
+    for _ in range(_DEEPEST):
+        if any(isinstance(each, int) and each.bit_length() > _MOST_BITS for each in level):
+            raise TomlError(_TOO_LONG)
+        level = [item for each in level for item in _items(each)]
+    if level:
+        raise TomlError(_TOO_DEEP)
+    return document
+
+
+_TOO_DEEP = f"nested more than {_DEEPEST} levels deep, which no key and no value needs to be"
+_TOO_LONG = f"an integer of more than {_MOST_BITS} bits, which no key takes"
+
+
+def _items(value: object) -> Iterable[object]:
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
@@ -121,7 +159,7 @@ def _statement(rows: list[str], start: int) -> tuple[int, dict[str, Any]] | None
 
 def _parse_or_none(rows: list[str]) -> dict[str, Any] | None:
     try:
-        return tomli.loads("\n".join(rows))
+        return loads("\n".join(rows))
     except tomli.TOMLDecodeError:
         return None
 
@@ -134,7 +172,15 @@ def _syntax_error(message: str, text: str) -> TomlError:
     if found[1]:
         return TomlError(f"not valid TOML: {message}", int(found[1]))
     # Where the parser gives up says little about a bracket or a quote that was never closed.
+    return TomlError(f"not valid TOML: {message}; what begins here never ends", _first_that_fails(text))
+
+
+def _first_that_fails(text: str) -> int:
+    """The line of the first statement that cannot be read on its own, 0 if each of them can."""
     rows, start = text.split("\n"), 0
-    while start < len(rows) and (statement := _statement(rows, start)):
-        start = statement[0]
-    return TomlError(f"not valid TOML: {message}; what begins here never ends", start + 1)
+    try:
+        while start < len(rows) and (statement := _statement(rows, start)):
+            start = statement[0]
+    except TomlError:
+        pass
+    return start + 1 if start < len(rows) else 0
