@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from titanish.config.keys import field_types, known_sections
+from titanish.config.keys import field_types, known_sections, value_at
 from titanish.config.load import Loaded, load_config
 from titanish.config.problem import InvalidConfig
+from titanish.config.schema import Config
 from titanish.errors import ConfigError
 from titanish.models.registry import resolve_size
 
@@ -285,7 +287,37 @@ def test_wrong_key_is_found_in_every_section(write: Write, section: str) -> None
         ("optimizer.lr = inf", "optimizer.lr = inf: must be a finite number"),
         ("optimizer.beta1 = 1.0", "optimizer.beta1 = 1.0: must be less than 1"),
         ("lr_scheduler.decay_ratio = 1.5", "lr_scheduler.decay_ratio = 1.5: must be at most 1"),
-        ("training.max_norm = nan", "training.max_norm = nan: must be greater than 0"),
+        ("training.max_norm = nan", "training.max_norm = nan: must be a number"),
+        ("optimizer.lr = nan", "optimizer.lr = nan: must be a finite number"),
+        ("optimizer.beta1 = nan", "optimizer.beta1 = nan: must be a finite number"),
+        ("lr_scheduler.decay_ratio = nan", "lr_scheduler.decay_ratio = nan: must be a finite number"),
+        ("model.override.rope_theta = inf", "model.override.rope_theta = inf: must be a finite number"),
+        ("model.override.rope_theta = nan", "model.override.rope_theta = nan: must be a finite number"),
+        ("training.steps = nan", "training.steps = nan: must be an integer"),
+        ('job.dump_folder = ""', 'job.dump_folder = "": must not be empty'),
+        ('job.save_config_file = ""', 'job.save_config_file = "": must not be empty'),
+        (
+            'job.save_config_file = "./config.toml"',
+            'job.save_config_file = "./config.toml": must be another name: the run itself writes config.toml'
+            " and metrics.jsonl",
+        ),
+        (
+            'job.save_config_file = "metrics.jsonl"',
+            'job.save_config_file = "metrics.jsonl": must be another name: the run itself writes config.toml'
+            " and metrics.jsonl",
+        ),
+        (
+            'job.description = "a\\u0000b"',
+            'job.description = "a\\u0000b": must not contain a NUL character',
+        ),
+        (
+            'model.override.x = "\\u0000"',
+            'model.override.x = "\\u0000": must not contain a NUL character',
+        ),
+        (
+            'compile.components = ["a", "\\u0000"]',
+            'compile.components = ["a", "\\u0000"]: must not contain a NUL character',
+        ),
         (
             'optimizer.name = "adamw"',
             "optimizer.name = \"adamw\": must be 'AdamW', 'Adam' or 'SGD'; did you mean 'AdamW'?",
@@ -332,6 +364,41 @@ def test_value_of_the_wrong_kind_is_named_with_the_rule(write: Write, text: str,
     assert problems(write(text)) == [f"f.toml:1: {message}"]
 
 
+_TOKENS = ("training.seq_len", "training.local_batch_size", "training.loss_chunk_tokens")
+LARGEST = {
+    "debug.seed": 2**63 - 1,
+    "comm.init_timeout_seconds": 10**7,
+    "comm.train_timeout_seconds": 10**7,
+    **dict.fromkeys(_TOKENS, 2**31 - 1),
+    "training.global_batch_size": 2**31 - 1,
+    "validation.seq_len": 2**31 - 1,
+    "validation.local_batch_size": 2**31 - 1,
+    "training.steps": 2**53,
+    "validation.steps": 2**53,
+    "lr_scheduler.total_steps": 2**53,
+    "lr_scheduler.warmup_steps": 2**53,
+    "training.dataloader.num_workers": 1024,
+    "validation.dataloader.num_workers": 1024,
+}
+
+
+@pytest.mark.parametrize(("key", "largest"), LARGEST.items())
+def test_number_that_nothing_could_hold_is_refused(key: str, largest: int) -> None:
+    assert value_at(Config.model_validate_json(nested(key, largest)), key) == largest
+    assert problems(None, [f"--{key}={largest + 1}"]) == [
+        f"--{key}: {key} = {largest + 1}: must be at most {largest}"
+    ]
+
+
+def nested(key: str, value: int) -> str:
+    """One key's value as the JSON of a configuration."""
+    *tables, name = key.split(".")
+    tree: dict[str, object] = {name: value}
+    for table in reversed(tables):
+        tree = {table: tree}
+    return json.dumps(tree)
+
+
 def test_value_on_the_command_line_meets_the_same_rules() -> None:
     assert problems(None, ["--training.steps=ten", "--checkpoint.enable=True", "--training.seq_len=0"]) == [
         '--training.steps: training.steps = "ten": must be an integer',
@@ -353,6 +420,47 @@ def test_missing_file_is_one_problem() -> None:
 
 def test_syntax_error_is_one_problem_with_its_line(write: Write) -> None:
     assert problems(write("[training]\nsteps = \n")) == ["f.toml:2: not valid TOML: Invalid value"]
+
+
+TOO_DEEP = "nested more than 64 levels deep, which no key and no value needs to be"
+TOO_LONG = "an integer of more than 64 bits, which no key takes"
+
+
+@pytest.mark.parametrize(
+    ("statement", "rule"),
+    [
+        (f"x = {'[' * 5000}", TOO_DEEP),
+        (f"x = {'[' * 65}{']' * 65}", TOO_DEEP),
+        (f"{'.'.join('a' * 3000)} = 1", TOO_DEEP),
+        (f"{'.'.join('a' * 900)} = 1", TOO_DEEP),
+        (f"[{'.'.join('a' * 3000)}]", TOO_DEEP),
+        (f"steps = {'9' * 5000}", TOO_LONG),
+        (f"steps = 0x{'f' * 5000}", TOO_LONG),
+    ],
+    ids=["brackets", "closed", "key", "shorter_key", "header", "digits", "hexadecimal"],
+)
+def test_file_that_is_too_much_for_a_parser_is_one_problem(write: Write, statement: str, rule: str) -> None:
+    assert problems(write(f"[training]\nseq_len = 5\n{statement}\n")) == [f"f.toml:3: {rule}"]
+
+
+def test_names_that_are_too_deep_only_together_are_one_problem(write: Write) -> None:
+    half = ".".join("a" * 40)
+    assert problems(write(f"[{half}]\n{half} = 1\n")) == [f"f.toml: {TOO_DEEP}"]
+
+
+def test_flag_that_is_too_much_for_a_parser_is_one_problem() -> None:
+    words = [
+        f"--training.steps={'9' * 5000}",
+        f"--training.seq_len={'[' * 5000}",
+        f"--{'.'.join('a' * 3000)}=1",
+        f"--optimizer.lr='{'[' * 5000}'",
+    ]
+    assert problems(None, words) == [
+        f'--training.steps: training.steps = "{"9" * 56}...: {TOO_LONG}',
+        f'--training.seq_len: training.seq_len = "{"[" * 56}...: {TOO_DEEP}',
+        f"--{'a.' * 29}...: a key of more than 64 parts; write --section.key=VALUE",
+        f'--optimizer.lr: optimizer.lr = "{"[" * 56}...: must be a number',
+    ]
 
 
 def test_missing_base_is_told_where_it_is_named(write: Write) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import difflib
 import json
+import math
 import re
 from functools import cache
 from typing import Any
@@ -23,23 +24,32 @@ _WANTED = {
     "tuple_type": "a list",
     "dict_type": "a table",
     "mapping_type": "a table",
-    "finite_number": "a finite number",
     "literal_error": "{expected}",
-    "greater_than": "greater than {gt:g}",
-    "greater_than_equal": "at least {ge:g}",
-    "less_than": "less than {lt:g}",
-    "less_than_equal": "at most {le:g}",
+    "greater_than": "greater than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
 }
+
+_RANGES = {"greater_than", "greater_than_equal", "less_than", "less_than_equal"}
 
 
 def violation(annotation: Any, value: object) -> str:
     """What is wrong with the value, with the right spelling if it is plain; "" if nothing is."""
+    if _has_nul(value):  # no path, name or text can hold one, and the system cuts a string there
+        return "must not contain a NUL character"
     try:
         _adapter(annotation).validate_json(as_json(value))
     except ValidationError as error:
         details = error.errors()
         return _rule(details) + _spelling(details[0], value)
     return ""
+
+
+def _has_nul(value: object) -> bool:
+    if isinstance(value, list):
+        return any(_has_nul(each) for each in value)
+    return isinstance(value, str) and "\0" in value
 
 
 def as_json(value: object) -> str:
@@ -59,10 +69,20 @@ def _rule(details: list[ErrorDetails]) -> str:
     """One sentence for all members of a union that the value is not."""
     item = next((part for part in details[0]["loc"] if isinstance(part, int)), None)
     subject = "" if item is None else f"item {item + 1} "
-    wanted = [_WANTED.get(d["type"], "").format(**d.get("ctx", {})) for d in details]
+    kinds = {d["type"] for d in details}
+    if "finite_number" in kinds:  # says more than what else a union takes
+        return f"{subject}must be a finite number"
+    if kinds <= _RANGES and math.isnan(details[0]["input"]):
+        return f"{subject}must be a number"
+    wanted = [_WANTED.get(d["type"], "").format(**_plain(d.get("ctx", {}))) for d in details]
     if not all(wanted):  # a rule of ours, which is a sentence already
         return subject + details[0]["msg"]
     return f"{subject}must be {' or '.join(dict.fromkeys(wanted))}"
+
+
+def _plain(bounds: dict[str, Any]) -> dict[str, Any]:
+    """Bounds as a message writes them: every digit of an integer, and 1 instead of 1.0."""
+    return {k: int(v) if isinstance(v, float) and v.is_integer() else v for k, v in bounds.items()}
 
 
 def _spelling(detail: ErrorDetails, value: object) -> str:
@@ -89,7 +109,7 @@ def _spelling(detail: ErrorDetails, value: object) -> str:
 def _is_number(text: str) -> bool:
     try:
         parsed = tomli.loads(f"value = {text}")
-    except tomli.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return False
     number = parsed.get("value")
     return len(parsed) == 1 and isinstance(number, int | float) and not isinstance(number, bool)

@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from titanish.config.sections.base import Count, PositiveInt, Section
+import posixpath
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
+
+from titanish.config.sections.base import Name, PositiveInt, Seconds, Section
+
+_OWN_FILES = ("config.toml", "metrics.jsonl")
+
+
+def _not_the_runs_own(value: str) -> str:
+    if posixpath.normpath(value) in _OWN_FILES:
+        own = " and ".join(_OWN_FILES)
+        raise PydanticCustomError("own_file", f"must be another name: the run itself writes {own}")
+    return value
 
 
 class Job(Section):
@@ -11,7 +26,7 @@ class Job(Section):
     config_file: str | None = None
     """The TOML file to load. Only the flag `--job.config_file` has this effect; in a file it is a record."""
 
-    dump_folder: str = "./outputs"
+    dump_folder: Name = "./outputs"
     """Folder for everything that the run writes; relative folders of other sections lie below it."""
 
     description: str = "default job"
@@ -20,7 +35,7 @@ class Job(Section):
     print_config: bool = False
     """Write the resolved configuration, with the source of each value, to the log at the start."""
 
-    save_config_file: str | None = None
+    save_config_file: Annotated[Name, AfterValidator(_not_the_runs_own)] | None = None
     """Name of a second copy of the resolved configuration below `dump_folder`, beside `config.toml`."""
 
 
@@ -46,17 +61,17 @@ class Metrics(Section):
 class Comm(Section):
     """How long ranks wait for each other before the run is given up."""
 
-    init_timeout_seconds: PositiveInt = 300
+    init_timeout_seconds: Seconds = 300
     """Limit in seconds for a collective up to the end of the first step, which compiles and allocates."""
 
-    train_timeout_seconds: PositiveInt = 100
+    train_timeout_seconds: Seconds = 100
     """Limit in seconds for a collective after the first step."""
 
 
 class Debug(Section):
     """Randomness and reproducibility."""
 
-    seed: Count = 0
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
     """The one seed of initial weights, data order and dropout."""
 
     deterministic: bool = False

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from titanish.config.sections.base import PositiveInt, Section
+from titanish.config.sections.base import FiniteFloat, PositiveInt, Section
 
-Scalar = bool | int | float | str
+Scalar = bool | int | FiniteFloat | str
 
 
 class Model(Section):

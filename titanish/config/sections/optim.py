@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from titanish.config.sections.base import Count, Decay, FiniteFloat, Fraction, PositiveInt, Section
+from titanish.config.sections.base import LARGEST_STEP, Decay, FiniteFloat, Fraction, Section, Steps
 
 
 class Optimizer(Section):
@@ -40,10 +40,10 @@ class Optimizer(Section):
 class LRScheduler(Section):
     """Learning rate over the run: linear warm-up, a constant part, decay."""
 
-    warmup_steps: Count = 200
+    warmup_steps: Annotated[int, Field(ge=0, le=LARGEST_STEP)] = 200
     """Steps of linear warm-up; clamped to the length of the schedule."""
 
-    total_steps: PositiveInt | None = None
+    total_steps: Steps | None = None
     """Length of the schedule in steps; absent: `training.steps`."""
 
     decay_ratio: Fraction | None = None

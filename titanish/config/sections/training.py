@@ -6,13 +6,21 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from titanish.config.sections.base import AutoInt, Count, PositiveInt, Section
+from titanish.config.sections.base import (
+    LARGEST_STEP,
+    AutoInt,
+    AutoSize,
+    PositiveInt,
+    Section,
+    Size,
+    Steps,
+)
 
 
 class Dataloader(Section):
     """Processes that prepare batches ahead of training."""
 
-    num_workers: Count = 0
+    num_workers: Annotated[int, Field(ge=0, le=1024)] = 0
     """Worker processes per rank; 0 reads in the training process."""
 
     persistent_workers: bool = False
@@ -46,19 +54,19 @@ class Training(Section):
     cache_dir: str | None = None
     """Folder for tokenized text; absent: `$TITANISH_CACHE`, else `~/.cache/titanish`."""
 
-    local_batch_size: PositiveInt = 8
+    local_batch_size: Size = 8
     """Sequences in one forward pass of one data-parallel rank."""
 
-    global_batch_size: AutoInt = -1
+    global_batch_size: AutoSize = -1
     """Sequences in one step over all ranks, reached by accumulation; -1: one forward pass per rank."""
 
-    seq_len: PositiveInt = 2048
+    seq_len: Size = 2048
     """Tokens in a sequence."""
 
     max_norm: Annotated[float, Field(gt=0)] = 1.0
     """Gradients whose global norm is larger are scaled down to it; `inf` never clips."""
 
-    steps: PositiveInt = 10000
+    steps: Steps = 10000
     """Optimizer steps of the whole run, resumed parts included."""
 
     mixed_precision_param: Literal["auto", "bfloat16", "float32"] = "auto"
@@ -73,7 +81,7 @@ class Training(Section):
     gc_debug: bool = False
     """Log what the garbage collector found."""
 
-    loss_chunk_tokens: PositiveInt = 1024
+    loss_chunk_tokens: Size = 1024
     """Tokens whose logits exist at the same time: less memory when small, fewer kernels when large."""
 
     dataloader: Dataloader = Dataloader()
@@ -92,16 +100,16 @@ class Validation(Section):
     dataset_path: str | None = None
     """Where the dataset lies, as for training."""
 
-    local_batch_size: PositiveInt = 8
+    local_batch_size: Size = 8
     """Sequences in one forward pass of one data-parallel rank."""
 
-    seq_len: PositiveInt | None = None
+    seq_len: Size | None = None
     """Tokens in a sequence; absent: `training.seq_len`."""
 
     freq: PositiveInt = 10
     """Steps between two validations."""
 
-    steps: AutoInt = -1
+    steps: Annotated[AutoInt, Field(le=LARGEST_STEP)] = -1
     """Validate on this many times `training.global_batch_size` sequences; -1: the whole dataset once."""
 
     dataloader: Dataloader = Dataloader()
