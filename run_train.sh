@@ -10,6 +10,7 @@
 #
 # An active environment that has titanish is used as it is; otherwise .venv, which is made once.
 set -euo pipefail
+case "${1:-}" in -h | --help) sed -n '2,/^set/{/^set/!s/^# \{0,1\}//p}' "$0"; exit ;; esac
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 # Asked from / : the folder that this is started in must not pass for an installed titanish.

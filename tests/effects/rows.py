@@ -190,7 +190,12 @@ TRAINING = {
     ),
 }
 
-_VALIDATE = ("--validation.enable", "--validation.dataset=mock", "--validation.steps=1")
+_VALIDATE = (
+    "--validation.enable",
+    "--validation.dataset=mock",
+    "--validation.steps=1",
+    "--validation.local_batch_size=12",  # the global batch: one forward pass
+)
 _VALIDATE_TEXT = (
     "--model.override.vocab_size=258",
     "--validation.enable",
@@ -226,15 +231,15 @@ VALIDATION = {
     "validation.local_batch_size": Effect(
         ("--validation.local_batch_size=3",),
         lambda ran: shapes_of(ran.judged),
-        [(8, 33)] * 2,
-        [(3, 33)] * 2,
+        [(12, 33)] * 2,
+        [(3, 33)] * 8,
         given=_VALIDATE,
     ),
     "validation.seq_len": Effect(
         ("--validation.seq_len=20",),
         lambda ran: shapes_of(ran.judged),
-        [(8, 33)] * 2,
-        [(8, 20)] * 2,
+        [(12, 33)] * 2,
+        [(12, 20)] * 2,
         given=_VALIDATE,
     ),
     "validation.freq": Effect(

@@ -135,6 +135,23 @@ def test_start_refuses_with_one_clear_error(tmp_path: Path, flags: list[str], wo
     assert "Traceback" not in ended.own_output
 
 
+def test_a_users_own_file_is_not_replaced_by_the_record_of_the_run(tmp_path: Path) -> None:
+    own = tmp_path / "config.toml"
+    own.write_text(f'# mine\nbase = ["{ROOT}/train_configs/debug_model.toml"]\n')
+    flags = (*SMALL, "--training.steps=1", "--no-validation.enable", f"--job.dump_folder={tmp_path}")
+    ended = run_train(*flags, env={"CONFIG_FILE": str(own)})
+    assert ended.code == 1
+    assert (
+        "config.toml, the record of this run, would replace the file that the run is read from"
+        in ended.output
+    )
+    assert own.read_text().startswith("# mine\n")
+    # a record, though, may be run again where it stands
+    for config in ("train_configs/debug_model.toml", f"{tmp_path}/run/config.toml"):
+        ended = run_train(*flags, f"--job.dump_folder={tmp_path}/run", env={"CONFIG_FILE": config})
+        assert ended.code == 0, ended.output
+
+
 def test_set_up_is_quick_when_done_and_an_active_environment_is_used(tmp_path: Path) -> None:
     """A `python` that finds titanish is taken as it is; the word it prints shows which one ran."""
     fake = tmp_path / "python"

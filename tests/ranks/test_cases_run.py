@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -189,3 +190,23 @@ def test_uneven_labels_keep_between_one_and_all_by_the_row_alone() -> None:
         for rows in (slice(32), slice(32, None))
     ]
     assert torch.equal(torch.cat(halves), cut["labels"])
+
+
+def warnings_of_a_run(flags: tuple[str, ...]) -> list[str]:
+    job, _ = build_job(flags)
+    heard: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("titanish").addHandler(handler)
+    try:
+        run(job)
+    finally:
+        logging.getLogger("titanish").removeHandler(handler)
+    return heard
+
+
+def test_a_loss_that_is_not_finite_is_warned_of_once(pool: Pool) -> None:
+    flags = (*COMMAND, "--training.steps=4", "--metrics.log_freq=1", "--lr_scheduler.warmup_steps=0")
+    assert pool(1).run(warnings_of_a_run, flags)[0] == []
+    (warning,) = pool(1).run(warnings_of_a_run, (*flags, "--optimizer.lr=1e30"))[0]
+    assert warning.startswith("the loss or the gradient norm is not finite: training has diverged")

@@ -55,7 +55,7 @@ class Successor(nn.Module):
         return hidden
 
 
-def draw(model: Any, prompt: str, *, tokenizer: Numbers = Numbers(), **settings: Any) -> str:
+def draw(model: Any, prompt: str, *, tokenizer: Numbers = Numbers(), **settings: Any) -> str | None:
     options = {"max_new_tokens": 4, "temperature": 0.0, "max_seq_len": 100, "seed": 0, **settings}
     ids = encode_prompt(tokenizer, prompt, vocab_size=257)
     return sample_text(model, tokenizer, ids, device=CPU, **options)
@@ -119,6 +119,18 @@ def test_temperature_divides_the_logits() -> None:
         expected = (logits / temperature).softmax(0)[0].item()
         # four standard deviations of 400 draws
         assert share_of_the_likeliest(temperature) == pytest.approx(expected, abs=4 * 0.5 / 20)
+
+
+def test_no_temperature_is_too_small_to_divide_by() -> None:
+    assert draw(Successor(), "1", temperature=1e-45) == "2 3 4 5"
+
+
+def test_nothing_is_drawn_from_logits_that_are_not_finite() -> None:
+    class Diverged(Successor):
+        def output(self, hidden: Tensor) -> Tensor:
+            return hidden * float("nan")
+
+    assert draw(Diverged(), "1", temperature=1.0) is None
 
 
 def test_drawing_leaves_torchs_random_state_alone() -> None:

@@ -338,29 +338,31 @@ def test_validation_is_the_same_at_every_pass_and_with_workers(tmp_path: Path) -
     working.close()
 
 
-@pytest.mark.parametrize(("steps_asked", "steps_run"), [(2, 2), (4, 4), (100, 4), (-1, 4)])
-def test_validation_steps_count_batches(tmp_path: Path, steps_asked: int, steps_run: int) -> None:
+@pytest.mark.parametrize(("asked", "validated"), [(5, 5), (11, 11), (100, 12), (None, 12)])
+def test_validation_is_limited_to_the_first_windows(
+    tmp_path: Path, asked: int | None, validated: int
+) -> None:
     windows = validation_windows(tmp_path, 95)
-    batches = ValidationBatches(windows, seq_len=SEQ, local_batch_size=3, steps=steps_asked)
-    assert len(batches) == len(list(batches)) == steps_run
-    assert counted_labels(list(batches))[:48] == list(range(1001, 1049))
+    batches = ValidationBatches(windows, seq_len=SEQ, local_batch_size=3, max_windows=asked)
+    assert len(batches) == len(list(batches)) == -(-validated // 3)
+    assert counted_labels(list(batches)) == list(range(1001, min(1001 + 8 * validated, 1095)))
 
 
-def test_layouts_of_equal_size_validate_on_the_same_tokens(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("local_batch_size", "batch_ranks"), [(4, 1), (2, 2), (1, 4), (3, 2), (5, 1)])
+def test_every_layout_validates_on_the_same_tokens(
+    tmp_path: Path, local_batch_size: int, batch_ranks: int
+) -> None:
     windows = validation_windows(tmp_path, 95)
-
-    def labels(local_batch_size: int, batch_ranks: int, steps: int) -> list[int]:
-        ranks = (
-            ValidationBatches(
-                windows,
-                seq_len=SEQ,
-                local_batch_size=local_batch_size,
-                batch_rank=rank,
-                batch_ranks=batch_ranks,
-                steps=steps,
-            )
-            for rank in range(batch_ranks)
+    ranks = (
+        ValidationBatches(
+            windows,
+            seq_len=SEQ,
+            local_batch_size=local_batch_size,
+            batch_rank=rank,
+            batch_ranks=batch_ranks,
+            max_windows=8,
         )
-        return sorted(label for batches in ranks for label in counted_labels(list(batches)))
-
-    assert labels(4, 1, 2) == labels(2, 2, 2) == labels(1, 4, 2) == labels(2, 1, 4) == list(range(1001, 1065))
+        for rank in range(batch_ranks)
+    )
+    labels = sorted(label for batches in ranks for label in counted_labels(list(batches)))
+    assert labels == list(range(1001, 1065))

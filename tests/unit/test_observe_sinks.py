@@ -195,15 +195,15 @@ def scalars(folder: Path, name: str) -> list[tuple[int, float]]:
     return [(event.step, event.value) for event in events.Scalars(name)]
 
 
-def write_events(folder: Path, purge_step: int, *rows: Row) -> None:
-    sink = TensorBoardSink(folder, purge_step)
+def write_events(folder: Path, resume_step: int | None, *rows: Row) -> None:
+    sink = TensorBoardSink(folder, resume_step)
     for each in rows:
         sink.write(each)
     sink.close()
 
 
 def test_events_have_the_names_and_steps_of_the_rows(tmp_path: Path) -> None:
-    write_events(tmp_path, 0, row(0, validation_loss=5.5), row(10, loss=2.5, mfu=None, tokens_seen=640))
+    write_events(tmp_path, None, row(0, validation_loss=5.5), row(10, loss=2.5, mfu=None, tokens_seen=640))
     assert scalars(tmp_path, "validation_loss") == [(0, 5.5)]
     assert scalars(tmp_path, "loss") == [(10, 2.5)]
     assert scalars(tmp_path, "tokens_seen") == [(10, 640)]
@@ -213,9 +213,16 @@ def test_events_have_the_names_and_steps_of_the_rows(tmp_path: Path) -> None:
 
 
 def test_events_of_a_resumed_run_replace_those_it_repeats(tmp_path: Path) -> None:
-    write_events(tmp_path, 0, *(row(step, loss=1.0) for step in (10, 20, 30, 40)))
-    write_events(tmp_path, 21, row(30, loss=2.0))
+    write_events(tmp_path, None, *(row(step, loss=1.0) for step in (10, 20, 30, 40)))
+    write_events(tmp_path, 20, row(30, loss=2.0))
     assert scalars(tmp_path, "loss") == [(10, 1.0), (20, 1.0), (30, 2.0)]
+
+
+def test_events_of_a_fresh_run_stand_alone(tmp_path: Path) -> None:
+    write_events(tmp_path / "tb", None, row(10, loss=1.0), row(20, loss=1.0))
+    write_events(tmp_path / "tb", None, row(10, loss=2.0))
+    assert scalars(tmp_path / "tb", "loss") == [(10, 2.0)]
+    assert scalars(tmp_path / "tb.1", "loss") == [(10, 1.0), (20, 1.0)]
 
 
 def test_without_tensorboard_the_key_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +238,7 @@ def test_without_tensorboard_the_key_is_named(tmp_path: Path, monkeypatch: pytes
         r"metrics\.enable_tensorboard = true needs the package tensorboard \(No module named .*\); install it"
     )
     with pytest.raises(TitanishError, match=expected):
-        TensorBoardSink(tmp_path, 0)
+        TensorBoardSink(tmp_path, None)
 
 
 def test_an_event_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
@@ -239,4 +246,4 @@ def test_an_event_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         TitanishError, match=r"cannot write TensorBoard events to .*tb: .*metrics\.save_tb_folder"
     ):
-        TensorBoardSink(tmp_path / "tb", 0)
+        TensorBoardSink(tmp_path / "tb", None)

@@ -93,9 +93,8 @@ class ValidationBatches:
     Batch j holds windows [j * n, (j + 1) * n) with n = `local_batch_size` * `batch_ranks`, of which a rank
     reads its contiguous part: tokens and labels of shape (local_batch_size, seq). Rows that a partial last
     window or the end of the data leaves empty have labels of -100, so that all ranks run equally many
-    forward passes. `steps` = -1 takes all data, otherwise the first `steps` batches (or all, if that is
-    fewer): two layouts see the same data for equal products of `local_batch_size`, `batch_ranks` and
-    `steps`.
+    forward passes. `max_windows` limits the data to its first windows, whatever the ranks and batches; None
+    takes all.
     """
 
     def __init__(
@@ -106,7 +105,7 @@ class ValidationBatches:
         local_batch_size: int,
         batch_rank: int = 0,
         batch_ranks: int = 1,
-        steps: int = -1,
+        max_windows: int | None = None,
         num_workers: int = 0,
         persistent_workers: bool = False,
         pin_memory: bool = False,
@@ -114,10 +113,10 @@ class ValidationBatches:
     ) -> None:
         assert windows.seq_len == seq_len, f"windows of {windows.seq_len} tokens for seq_len {seq_len}"
         assert 0 <= batch_rank < batch_ranks, f"batch rank {batch_rank} of {batch_ranks}"
-        all_batches = -(-windows.num_windows // (local_batch_size * batch_ranks))
-        self._num_batches = all_batches if steps == -1 else min(steps, all_batches)
+        count = windows.num_windows if max_windows is None else min(max_windows, windows.num_windows)
+        self._num_batches = -(-count // (local_batch_size * batch_ranks))
         self._batches = _Batches(
-            _ValidationSteps(windows, local_batch_size, batch_rank, batch_ranks),
+            _ValidationSteps(windows, count, local_batch_size, batch_rank, batch_ranks),
             range(self._num_batches),
             num_workers=num_workers,
             persistent_workers=persistent_workers,
@@ -154,12 +153,12 @@ class _TrainSteps(Dataset):
 
 
 class _ValidationSteps(Dataset):
-    """Item j: this rank's part of validation batch j."""
+    """Item j: this rank's part of validation batch j, of the first `count` windows."""
 
     def __init__(
-        self, windows: TokenWindows, local_batch_size: int, batch_rank: int, batch_ranks: int
+        self, windows: TokenWindows, count: int, local_batch_size: int, batch_rank: int, batch_ranks: int
     ) -> None:
-        self.windows, self.rows = windows, local_batch_size
+        self.windows, self.count, self.rows = windows, count, local_batch_size
         self.batch_rank, self.batch_ranks = batch_rank, batch_ranks
 
     def __getitem__(self, batch: int) -> StepBatch | _Refusal:
@@ -167,7 +166,7 @@ class _ValidationSteps(Dataset):
         tokens = np.zeros((self.rows, self.windows.seq_len), np.int64)
         labels = np.full_like(tokens, IGNORED_LABEL)
         try:
-            for row in range(min(self.rows, self.windows.num_windows - first)):
+            for row in range(min(self.rows, self.count - first)):
                 ids = self.windows.window(first + row)
                 tokens[row, : len(ids) - 1] = ids[:-1]
                 labels[row, : len(ids) - 1] = ids[1:]

@@ -51,8 +51,10 @@ def sample_text(
     max_seq_len: int,
     seed: int,
     device: torch.device,
-) -> str:
+) -> str | None:
     """The text that follows `prompt`, at most `max_new_tokens` tokens, or up to the tokenizer's EOS.
+
+    None if the model's logits are not finite.
 
     Args:
         prompt: at least one token id, as `encode_prompt` gives them.
@@ -64,6 +66,8 @@ def sample_text(
     generator = torch.Generator().manual_seed(seed)
     for _ in range(max_new_tokens):
         token = _next_token(model, ids[-max_seq_len:], temperature, generator, device)
+        if token is None:
+            return None
         if token == tokenizer.eos_id:
             break
         ids.append(token)
@@ -72,15 +76,19 @@ def sample_text(
 
 def _next_token(
     model: Any, ids: list[int], temperature: float, generator: torch.Generator, device: torch.device
-) -> int:
+) -> int | None:
     tokens = torch.tensor([ids], device=device)
     hidden = model(tokens, torch.arange(len(ids), device=device))
-    logits: Tensor = model.output(hidden[:, -1]).float().squeeze(0).cpu()
-    if temperature == 0:
+    logits: Tensor = model.output(hidden[:, -1]).double().squeeze(0).cpu()
+    if not logits.isfinite().all():
+        token = torch.tensor(-1)
+    elif temperature == 0:
         token = logits.argmax()
     else:
-        token = torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator).squeeze()
+        # From the peak down, in float64: no temperature is too small to divide by.
+        odds = ((logits - logits.max()) / temperature).softmax(-1)
+        token = torch.multinomial(odds, 1, generator=generator).squeeze()
     drawn = token.to(device)
     if dist.is_initialized():
         dist.broadcast(drawn, src=0)
-    return int(drawn)
+    return None if drawn < 0 else int(drawn)

@@ -50,11 +50,11 @@ def resolve_size(name: str, flavor: str, override: Mapping[str, object] | None =
         if key not in fields:
             problems.append(_unknown(key, value, fields))
             continue
-        values[key] = value
-        if not _fits(value, fields[key]):
+        if _fits(value, fields[key]):
+            values[key] = value
+        else:
             problems.append(SizeProblem(key, value, f"must be {_type_name(fields[key])}"))
-    if not problems:
-        problems = module.Size.problems(values)
+    problems += module.Size.problems(values)
     if problems:
         raise SizeError(problems)
     return module.Size(**values)
@@ -72,7 +72,8 @@ def _sizes_module(name: str) -> Any:
 def _unknown(field: str, value: object, known: Mapping[str, object]) -> SizeProblem:
     """A problem that lists what there is; for an unknown size field the field itself is the wrong word."""
     word = value if field in ("name", "flavor") else field
-    near = difflib.get_close_matches(str(word), list(known), n=1)
+    folded = {name.lower(): name for name in known}
+    near = [folded[match] for match in difflib.get_close_matches(str(word).lower(), folded, n=1)]
     what = {"name": "unknown model", "flavor": "unknown flavor"}.get(field, "unknown size field")
     return SizeProblem(field, value, f"{what}; known: {', '.join(known)}", near[0] if near else "")
 

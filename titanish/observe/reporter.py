@@ -69,8 +69,7 @@ def build_reporter(
     for name in names:
         sinks.append(JsonlSink(folder / (f"metrics.{name}.jsonl" if name else "metrics.jsonl"), resume_step))
         if metrics.enable_tensorboard:
-            purge_step = 0 if resume_step is None else resume_step + 1
-            sinks.append(TensorBoardSink(folder / metrics.save_tb_folder / name, purge_step))
+            sinks.append(TensorBoardSink(folder / metrics.save_tb_folder / name, resume_step))
     progress = ProgressBar(
         total_steps,
         start_step=resume_step or 0,

@@ -117,14 +117,15 @@ class JsonlSink:
 class TensorBoardSink:
     """TensorBoard scalars of the same names, in one event file per run.
 
-    `purge_step` is the first step that this run writes: what earlier runs left in the folder from there on is
-    not shown any more (0 for a fresh run, which hides all of it).
+    `resume_step` is the step that this run continues after: what it has repeated is not shown any more. A
+    fresh run (None) moves the events of an earlier one aside.
 
     Raises:
         TitanishError: the package tensorboard is not installed, or the folder cannot be written to.
     """
 
-    def __init__(self, folder: Path, purge_step: int) -> None:
+    def __init__(self, folder: Path, resume_step: int | None) -> None:
+        self._folder = folder
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
@@ -133,21 +134,30 @@ class TensorBoardSink:
                 "install it, or set the key to false"
             ) from error
         try:
+            if resume_step is None:
+                _move_events_aside(folder)
+            purge_step = 0 if resume_step is None else resume_step + 1
             self._writer: Any = SummaryWriter(str(folder), purge_step=purge_step)
         except OSError as error:
-            raise TitanishError(
-                f"cannot write TensorBoard events to {folder}: {error.strerror or error}; "
-                "set job.dump_folder or metrics.save_tb_folder to a folder that can be written to"
-            ) from error
+            raise self._cannot_write(error) from error
 
     def write(self, row: Row) -> None:
-        for name, value in row.items():
-            if name != "step" and value is not None:
-                self._writer.add_scalar(name, value, row["step"])
-        self._writer.flush()
+        try:
+            for name, value in row.items():
+                if name != "step" and value is not None:
+                    self._writer.add_scalar(name, value, row["step"])
+            self._writer.flush()
+        except OSError as error:
+            raise self._cannot_write(error) from error
 
     def close(self) -> None:
         self._writer.close()
+
+    def _cannot_write(self, error: OSError) -> TitanishError:
+        return TitanishError(
+            f"cannot write TensorBoard events to {self._folder}: {error.strerror or error}; "
+            "set job.dump_folder or metrics.save_tb_folder to a folder that can be written to"
+        )
 
 
 def to_json(row: Row) -> str:
@@ -170,6 +180,20 @@ def _move_aside(path: Path) -> None:
         number += 1
     path.rename(aside)
     logger.info(f"{path} of an earlier run is now {aside.name}")
+
+
+def _move_events_aside(folder: Path) -> None:
+    """Moves event files, but not folders of other ranks, to the first free numbered folder beside theirs."""
+    events = sorted(folder.glob("events.out.tfevents.*"))
+    if not events:
+        return
+    number = 1
+    while (aside := folder.with_name(f"{folder.name}.{number}")).exists():
+        number += 1
+    aside.mkdir()
+    for path in events:
+        path.rename(aside / path.name)
+    logger.info(f"events of an earlier run in {folder} are now in {aside.name}")
 
 
 def _cut(path: Path, resume_step: int) -> None:

@@ -7,39 +7,45 @@ group. That is why torch's part is imported inside a function here and nowhere e
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from titanish.config.load import Loaded, load_config
 from titanish.config.render import to_toml
 from titanish.config.report import summary
-from titanish.config.schema import Config
 from titanish.data.build import Prepared, prepare_data
 from titanish.errors import ConfigError, TitanishError
 from titanish.models.registry import resolve_size
 from titanish.parallel.dims import tp_spans_nodes
+from titanish.runtime.folder import claimed
+from titanish.runtime.launcher import end_with_launcher, launcher_number
+from titanish.runtime.log import report_failure, set_place, setup_logging
 
 logger = logging.getLogger("titanish")
+
+# What gloo and NCCL say when another rank is gone or silent: they have no type of error for it.
+LOST_CONNECTION = ("Connection reset", "Connection closed", "Timed out waiting", "Broken pipe")
+RECORD = "# Every setting of a run, as titanish resolved it.\n"
 
 
 def main(arguments: list[str]) -> int:
     """Train as `arguments` say; returns the exit code."""
-    from titanish.runtime.log import report_failure, setup_logging
-
-    rank = int(os.environ.get("RANK", "0"))
+    rank = 0
     try:
+        rank = launcher_number("RANK", 0)
         setup_logging(rank)
+        end_with_launcher()
         loaded = load_config(
             None,
             arguments,
-            world_size=int(os.environ.get("WORLD_SIZE", "1")),
+            world_size=launcher_number("WORLD_SIZE", 1, low=1),
             resolve_size=resolve_size,
             at_start=True,
         )
-    except ConfigError as error:
+    except TitanishError as error:
         if rank:
             # Every rank found the same; rank 0 says it. Leaving first would make torchrun end rank 0 unheard.
             time.sleep(10)
@@ -52,7 +58,7 @@ def main(arguments: list[str]) -> int:
         logger.warning("interrupted")
         return 130
     except BaseException as error:
-        report_failure(error)
+        report_failure(_in_words(error))
         _leave(failed=True)
         return 1
     _leave(failed=False)
@@ -70,7 +76,6 @@ def _train(loaded: Loaded) -> None:
     )
     from titanish.generate.sample import encode_prompt
     from titanish.runtime.device import select_device
-    from titanish.runtime.log import set_place, setup_logging
     from titanish.runtime.process_group import read_ranks, start_process_group
     from titanish.train.assemble import assemble, start_mesh
     from titanish.train.job import run
@@ -90,14 +95,28 @@ def _train(loaded: Loaded) -> None:
             f"{ranks.local_world_size} ranks: every layer waits for the network; "
             f"a degree that divides {ranks.local_world_size} does not"
         )
-    if ranks.rank == 0:
-        _write_config(config)
-    job = assemble(loaded, prepared, device, mesh)
-    if job.state.step >= job.steps:
-        logger.info(f"step {job.state.step} is done already; raise training.steps above it to go on")
-    run(job)
-    if config.sample.enable:
-        _sample(loaded, prepared, job.model, device.torch_device)
+    with claimed(Path(config.job.dump_folder)) if ranks.rank == 0 else nullcontext():
+        if ranks.rank == 0:
+            _write_config(loaded)
+        job = assemble(loaded, prepared, device, mesh)
+        if job.state.step >= job.steps:
+            logger.info(f"step {job.state.step} is done already; raise training.steps above it to go on")
+        run(job)
+        if config.sample.enable:
+            _sample(loaded, prepared, job.model, device.torch_device)
+
+
+def _in_words(error: BaseException) -> BaseException:
+    """A lost connection as one sentence: its own error is another rank's to report. Others stay as they
+    are."""
+    text = str(error)
+    if isinstance(error, RuntimeError) and any(sign in text for sign in LOST_CONNECTION):
+        return TitanishError(
+            "lost the connection to another rank, which ended or did not answer within "
+            f"comm.train_timeout_seconds; its own error stands above or in the launcher's report "
+            f"({text.splitlines()[0][:200]})"
+        )
+    return error
 
 
 def _announce(loaded: Loaded, prepared: Prepared, device: str) -> None:
@@ -110,18 +129,27 @@ def _announce(loaded: Loaded, prepared: Prepared, device: str) -> None:
         logger.info("\n" + to_toml(config, loaded.sources))
 
 
-def _write_config(config: Config) -> None:
+def _write_config(loaded: Loaded) -> None:
+    """Leave the resolved configuration in the dump folder, but not over a file that somebody wrote."""
+    config = loaded.config
     folder = Path(config.job.dump_folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in ("config.toml", config.job.save_config_file):
-            if name is not None:
-                (folder / name).write_text(to_toml(config))
-    except OSError as error:
-        raise TitanishError(
-            f"job.dump_folder = {config.job.dump_folder!r}: {error.filename} cannot be written: "
-            f"{error.strerror}; name a folder that can"
-        ) from error
+    read = {Path(source.file).resolve() for source in loaded.sources.values() if source.file}
+    for name in ("config.toml", config.job.save_config_file):
+        if name is None:
+            continue
+        path = (folder / name).resolve()
+        if path in read and not path.read_text().startswith(RECORD):
+            raise ConfigError(
+                f"job.dump_folder = {config.job.dump_folder!r}: {name}, the record of this run, would "
+                "replace the file that the run is read from; name another folder"
+            )
+        try:
+            (folder / name).write_text(RECORD + to_toml(config))
+        except OSError as error:
+            raise TitanishError(
+                f"job.dump_folder = {config.job.dump_folder!r}: {error.filename} cannot be written: "
+                f"{error.strerror}; name a folder that can"
+            ) from error
 
 
 def _sample(loaded: Loaded, prepared: Prepared, model: Any, device: Any) -> None:
@@ -129,6 +157,7 @@ def _sample(loaded: Loaded, prepared: Prepared, model: Any, device: Any) -> None
     from titanish.parallel.fsdp import release_gathered
 
     config = loaded.config
+    logger.info(f"sampling {config.sample.max_new_tokens} tokens")
     text = sample_text(
         model,
         prepared.tokenizer,
@@ -140,6 +169,9 @@ def _sample(loaded: Loaded, prepared: Prepared, model: Any, device: Any) -> None
         device=device,
     )
     release_gathered(model)
+    if text is None:
+        logger.warning("the model's logits are not finite: nothing can be sampled from it")
+        return
     logger.info(
         f"sampled from the trained model after {config.sample.prompt!r}:\n{config.sample.prompt}{text}"
     )

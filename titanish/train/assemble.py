@@ -73,7 +73,7 @@ def assemble(loaded: Loaded, prepared: Prepared, device: Device, mesh: Mesh) -> 
         step=step,
         loader=build_loader(config, prepared, batch, mesh, progress.samples_seen),
         hooks=build_hooks(
-            config, prepared, device, mesh, model, optimizer, loss, manager, throughput, progress
+            config, prepared, batch, device, mesh, model, optimizer, loss, manager, throughput, progress
         ),
         state=TrainState(progress.step, progress.tokens_seen, progress.samples_seen),
         throughput=throughput,
@@ -144,9 +144,18 @@ def build_loader(
 
 
 def build_validation(
-    config: Config, prepared: Prepared, device: Device, mesh: Mesh, model: nn.Module, loss: TokenLoss
+    config: Config,
+    prepared: Prepared,
+    batch: BatchPlan,
+    device: Device,
+    mesh: Mesh,
+    model: nn.Module,
+    loss: TokenLoss,
 ) -> Validation:
-    """Validation over this rank's part of the held-out data."""
+    """Validation over this rank's part of the held-out data.
+
+    A step of it is as many sequences as a step of training, so that the amount does not depend on the mesh.
+    """
     section = config.validation
     seq_len = section.seq_len or config.training.seq_len
     batches = ValidationBatches(
@@ -155,7 +164,7 @@ def build_validation(
         local_batch_size=section.local_batch_size,
         batch_rank=mesh.at.batch,
         batch_ranks=mesh.degrees.batch,
-        steps=section.steps,
+        max_windows=None if section.steps == -1 else section.steps * batch.global_batch_size,
         **section.dataloader.model_dump(),
     )
     return Validation(model, loss, batches, mesh.loss_group, device.torch_device)
@@ -166,6 +175,7 @@ def build_checkpoint_manager(config: Config, size: Any, prepared: Prepared, mesh
     about = {
         "model": {"name": config.model.name, "flavor": config.model.flavor, **dataclasses.asdict(size)},
         "mesh": dataclasses.asdict(mesh.degrees),
+        "optimizer": config.optimizer.name,
         "data": {
             "dataset": prepared.train.fingerprint,
             "tokenizer": prepared.tokenizer.fingerprint,
@@ -192,6 +202,10 @@ def resume(
 ) -> Progress:
     """Load the checkpoint to resume from, if checkpoints are on and there is one, and say so."""
     if not config.checkpoint.enable:
+        if manager.folder.is_dir() and any(manager.folder.glob("step-*")):
+            logger.warning(
+                f"{manager.folder} holds checkpoints, but checkpoint.enable is off: starting from step 0"
+            )
         return Progress(0, 0, 0)
     step = manager.find(config.checkpoint.load_step)
     if step is None:
@@ -199,8 +213,8 @@ def resume(
         return Progress(0, 0, 0)
     progress = manager.load(step, model, optimizer)
     logger.info(
-        f"resumed from step {step} of {manager.folder} ({progress.tokens_seen} tokens); going on to step "
-        f"{config.training.steps}"
+        f"resumed from step {step} of {manager.folder} ({progress.tokens_seen} tokens); "
+        f"training.steps is {config.training.steps}"
     )
     return progress
 
@@ -208,6 +222,7 @@ def resume(
 def build_hooks(
     config: Config,
     prepared: Prepared,
+    batch: BatchPlan,
     device: Device,
     mesh: Mesh,
     model: nn.Module,
@@ -219,6 +234,10 @@ def build_hooks(
 ) -> tuple[Hook, ...]:
     """The hooks in their order: what adds to the row of a step stands before what sends it off."""
     last = config.training.steps
+    hooks: list[Hook] = []
+    if config.validation.enable:
+        validation = build_validation(config, prepared, batch, device, mesh, model, loss)
+        hooks.append(ValidateHook(validation, config.validation.freq, last, throughput))
     rank = torch.distributed.get_rank()
     reporter = build_reporter(
         config.metrics,
@@ -228,10 +247,6 @@ def build_hooks(
         resume_step=progress.step or None,
         total_steps=last,
     )
-    hooks: list[Hook] = []
-    if config.validation.enable:
-        validation = build_validation(config, prepared, device, mesh, model, loss)
-        hooks.append(ValidateHook(validation, config.validation.freq, last, throughput))
     hooks.append(ReportHook(reporter, throughput, device, mesh.loss_group, config.metrics.log_freq, last))
     if config.checkpoint.enable:
         section = config.checkpoint

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,6 +16,7 @@ from titanish.observe.metrics import Row, StepMetrics, Throughput
 from titanish.observe.reporter import Reporter
 from titanish.runtime.device import Device
 from titanish.runtime.garbage import GarbageCollection
+from titanish.runtime.log import log_once
 from titanish.runtime.process_group import use_train_timeout
 from titanish.train.job import StepResult, TrainState
 from titanish.train.validate import Validation
@@ -81,13 +84,20 @@ class ReportHook(Idle):
             self.reporter.log({"step": state.step, **row})
 
     def _metrics(self, state: TrainState, result: StepResult) -> Row:
-        loss = result.loss_share.double()
-        dist.all_reduce(loss, group=self.loss_group)
+        total = result.loss_share.double()
+        dist.all_reduce(total, group=self.loss_group)
+        loss, grad_norm = total.item(), result.grad_norm.item()
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)) and dist.get_rank() == 0:
+            log_once(
+                "the loss or the gradient norm is not finite: training has diverged, and "
+                "checkpoint.keep_latest_k goes on deleting checkpoints from before that",
+                logging.WARNING,
+            )
         speed = self.throughput.read()
         return StepMetrics(
             step=state.step,
-            loss=loss.item(),
-            grad_norm=result.grad_norm.item(),
+            loss=loss,
+            grad_norm=grad_norm,
             lr=result.lr,
             tokens_seen=state.tokens_seen,
             tokens_per_second=speed.tokens_per_second,
