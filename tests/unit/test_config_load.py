@@ -230,6 +230,10 @@ def test_without_a_world_size_the_smallest_that_fits_is_taken() -> None:
             " memory_estimation, metrics, model,"
             " optimizer, parallelism, profiling, quantize, sample, training, validation",
         ),
+        (
+            'bse = ["x.toml"]\nparallelism.tensor_parallel_degree = 3',
+            "f.toml:1: unknown key 'bse' ([\"x.toml\"]); did you mean 'base'?",
+        ),
         ("training = 3", "f.toml:1: training = 3: 'training' is a section; write [training]"),
         (
             "[[training]]\nsteps = 3",
@@ -254,6 +258,32 @@ def test_unknown_switch_is_the_key_and_not_a_missing_value() -> None:
     assert problems(None, ["--checkpoint.enabled"]) == [
         "--checkpoint.enabled: unknown key 'checkpoint.enabled' (true); did you mean 'checkpoint.enable'?"
     ]
+
+
+def test_base_belongs_in_a_file() -> None:
+    assert problems(None, ["--base=x.toml"]) == [
+        '--base: unknown key \'base\' ("x.toml"); only a file has a base: write base = ["x.toml"] at its top'
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'tokenizer = "bytes"',
+        '[modle]\ntokenizer = "bytes"',
+        '[quux]\nx = "bytes"',
+        'base = ["f.toml"]',
+        'base = ["none.toml"]',
+        'bse = ["x.toml"]',
+    ],
+)
+def test_tokenizer_is_not_missed_where_it_may_stand_in_what_was_not_understood(
+    write: Write, text: str
+) -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        load_config(write(text))
+    assert len(caught.value.problems) == 1
+    assert caught.value.notes == ()
 
 
 def test_empty_section_says_nothing(write: Write) -> None:

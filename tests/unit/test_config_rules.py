@@ -134,6 +134,38 @@ def test_width_and_vocabulary_may_be_uneven_over_tp() -> None:
     assert found(*overrides, "--parallelism.tensor_parallel_degree=4", "--training.seq_len=127") == ()
 
 
+def test_tensor_parallel_rank_without_a_part_is_refused() -> None:
+    tensor_parallel = "--parallelism.tensor_parallel_degree=4"
+    assert one(tensor_parallel, "--model.override.hidden_dim=9") == (
+        "error: --parallelism.tensor_parallel_degree: parallelism.tensor_parallel_degree = 4 leaves a rank"
+        " without a part of hidden_dim = 9 (--model.override.hidden_dim): parts of 3 are used up before the"
+        " last of 4 ranks; nearest valid model.override.hidden_dim: 8 or 10"
+    )
+    assert one(tensor_parallel, "--model.override.vocab_size=3", "--training.dataset=mock").endswith(
+        "of vocab_size = 3 (--model.override.vocab_size): parts of 1 are used up before the last of 4 ranks;"
+        " nearest valid model.override.vocab_size: 4"
+    )
+    for width in (4, 7, 8, 10):
+        assert found(tensor_parallel, f"--model.override.hidden_dim={width}") == ()
+
+
+def test_flavor_with_a_rank_without_a_part_is_cited() -> None:
+    class Narrow:
+        n_heads = n_kv_heads = 4
+        vocab_size = 6
+        max_seq_len = 4096
+        num_parameters = 1
+
+    words = ["--parallelism.tensor_parallel_degree=4", "--training.dataset=mock"]
+    with pytest.raises(InvalidConfig) as caught:
+        load_config(None, words, resolve_size=lambda *_: Narrow())
+    assert str(caught.value) == (
+        "--parallelism.tensor_parallel_degree: parallelism.tensor_parallel_degree = 4 leaves a rank without a"
+        ' part of vocab_size = 6 (model.flavor = "debugmodel" (default)): parts of 2 are used up before the'
+        " last of 4 ranks; nearest valid model.override.vocab_size: 4 or 7"
+    )
+
+
 def test_longer_sequences_than_the_size_is_meant_for_are_noted() -> None:
     assert one("--training.seq_len=4096") == (
         "note: --training.seq_len: training.seq_len = 4096 is longer than the 2048 positions that"

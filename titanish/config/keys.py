@@ -15,6 +15,9 @@ from titanish.config.schema import Config, Scalar
 from titanish.config.spelling import shown, split_key
 from titanish.config.status import REMOVED, RENAMED, STATUS
 
+BASE = "base"
+"""The one top-level key, which only a file has: files to lay below this one."""
+
 OVERRIDE = "model.override"
 """The one table whose keys are not ours: they are the model family's size fields."""
 
@@ -86,7 +89,11 @@ def unknown_key(key: str, value: object) -> tuple[str, tuple[str, ...]]:
         return f"{what}; write {RENAMED[key]} instead", (RENAMED[key].split()[0],)
     if key in REMOVED:
         return f"{what}; delete it: {REMOVED[key]}", ()
+    if key == BASE:
+        return f"{what}; only a file has a base: write {BASE} = {shown([value])} at its top", ()
     section, name = split_key(key)
+    if not section and difflib.get_close_matches(name.lower(), [BASE], cutoff=0.7):
+        return f"{what}; did you mean '{BASE}'?", (BASE,)
     if section in known_keys():
         return f"{what}; '{section}' is a value, not a section", (section,)
     elsewhere = _same_name(section, name)

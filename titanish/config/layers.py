@@ -10,6 +10,7 @@ from pathlib import Path
 
 from titanish.config.flags import Flag
 from titanish.config.keys import (
+    BASE,
     is_override,
     known_keys,
     known_sections,
@@ -22,16 +23,14 @@ from titanish.config.status import REMOVED, RENAMED
 from titanish.config.toml_file import Document, Leaf, TomlError, read_toml
 from titanish.config.values import mistyped, violation
 
-BASE = "base"
-"""The one top-level key: files to lay below this one."""
-
 
 @dataclass
 class Layers:
     """Known keys with their last value and its source, not yet checked; and what was wrong on the way.
 
     `doubtful` are keys whose value may not be what the user meant, because something near them is wrong;
-    `unread` says that a file could not be read, so that any key may be.
+    `unread` says that a file could not be read, so that any key may be; `misplaced` that something stands
+    outside all sections, so that what seems not to be set may be set there.
     """
 
     values: dict[str, object] = field(default_factory=dict)
@@ -39,6 +38,7 @@ class Layers:
     problems: list[Problem] = field(default_factory=list)
     doubtful: set[str] = field(default_factory=set)
     unread: bool = False
+    misplaced: bool = False
     _files: int = 0
 
     def add_file(self, path: Path) -> None:
@@ -53,6 +53,7 @@ class Layers:
     def _add_file(self, path: Path, chain: tuple[Path, ...], place: Source) -> None:
         real = path.resolve()
         if real in chain:
+            self.unread = True
             circle = " -> ".join(each.name for each in (*chain[chain.index(real) :], real))
             self._report(
                 place, BASE, str(path), f"base = {shown(str(path))}: the files name each other: {circle}"
@@ -97,6 +98,7 @@ class Layers:
 
     def _add_unknown_section(self, section: str, leaves: Sequence[Leaf], where: Source) -> None:
         """One mistake, whatever the number of keys in the table."""
+        self.misplaced = True
         names = tuple(leaf.key[len(section) + 1 :] for leaf in leaves if leaf.key != section)
         message, meant = unknown_section(section, names)
         self.doubtful.update(meant)
@@ -115,6 +117,8 @@ class Layers:
             self.sources[key] = where
         else:
             message, meant = unknown_key(key, value)
+            self.unread |= BASE in meant  # nor was the file that it names
+            self.misplaced |= split_key(key)[0] not in known_sections()
             self.doubtful.update(meant)
             self._report(where, key, value, message)
 

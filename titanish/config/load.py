@@ -146,7 +146,13 @@ class _Findings:
 
     def __init__(self, layers: Layers, config: Config, fallback: Source, device_type: str | None) -> None:
         self._layers = layers
-        self._facts = Facts(config, layers.sources, device_type=device_type, fallback=fallback)
+        self._facts = Facts(
+            config,
+            layers.sources,
+            device_type=device_type,
+            fallback=fallback,
+            complete=not layers.misplaced,
+        )
         self.size: Any = None
         self.world: Degrees | None = None
         self.batch: BatchPlan | None = None

@@ -10,6 +10,7 @@ from titanish.config.rules.base import Facts, Rule, any_doubt
 
 RULES: tuple[Rule, ...] = (
     model.heads_divide_over_tp,
+    model.every_tp_rank_has_a_part,
     model.positions_reach,
     model.bytes_fit_the_vocabulary,
     data.training_dataset_is_known,

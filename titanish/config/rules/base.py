@@ -35,7 +35,8 @@ class Size(Protocol):
 class Facts:
     """The configuration as rules see it; a key that was wrong holds its default.
 
-    `fallback` is the place of problems with keys that nobody wrote down.
+    `fallback` is the place of problems with keys that nobody wrote down. `complete` says that every value
+    written down found its section: if not, a rule about what is missing would only add to the confusion.
     """
 
     config: Config
@@ -43,6 +44,7 @@ class Facts:
     size: Size | None = None
     device_type: str | None = None
     fallback: Source = DEFAULT
+    complete: bool = True
 
     def source(self, key: str) -> Source:
         """Where the key's value came from."""

@@ -134,7 +134,7 @@ def tokenizer_is_there(facts: Facts) -> Iterator[Problem]:
     if model.tokenizer != "hf":
         return
     if model.hf_assets_path is None:
-        if kinds := sorted(TOKENIZED & dataset_kinds(facts.config)):
+        if facts.complete and (kinds := sorted(TOKENIZED & dataset_kinds(facts.config))):
             message = (
                 f"dataset '{kinds[0]}' needs a tokenizer: set {key} to a folder with a tokenizer.json,"
                 ' or model.tokenizer = "bytes"'

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from titanish.config.degrees import divisors, nearest
+from titanish.config.keys import OVERRIDE
 from titanish.config.problem import Problem
 from titanish.config.rules.base import Facts, Size, rule
 from titanish.config.rules.data import TOKENIZED, dataset_kinds
@@ -32,6 +33,34 @@ def heads_divide_over_tp(facts: Facts) -> Iterator[Problem]:
 def _fits(size: Size, degree: int) -> bool:
     kv_fits = size.n_kv_heads % degree == 0 or degree % size.n_kv_heads == 0
     return size.n_heads % degree == 0 and kv_fits
+
+
+@rule("parallelism.tensor_parallel_degree", "model")
+def every_tp_rank_has_a_part(facts: Facts) -> Iterator[Problem]:
+    """Uneven shards are fine, empty ones are not: FSDP cannot sum the gradients of a rank without a part.
+
+    A width is cut into parts of ceil(width / degree), so the last rank has one if all the others' leave some.
+    """
+    size, key = facts.size, "parallelism.tensor_parallel_degree"
+    degree = facts.config.parallelism.tensor_parallel_degree
+    if size is None or not _fits(size, degree):
+        return
+    for field in ("hidden_dim", "vocab_size"):
+        width = getattr(size, field, None)  # not every family has both
+        if width is None:
+            continue
+        part = -(-width // degree)
+        if part * (degree - 1) < width:
+            continue
+        wide = f"{(part - 1) * degree} or " if part > 1 else ""
+        override = f"{OVERRIDE}.{field}"
+        origin = facts.source(override) if facts.written(override) else facts.cite("model.flavor")
+        message = (
+            f"{facts.cite(key)} leaves a rank without a part of {field} = {width} ({origin}): parts of {part}"
+            f" are used up before the last of {degree} ranks; nearest valid {override}:"
+            f" {wide}{part * (degree - 1) + 1}"
+        )
+        yield facts.problem("error", key, message, override, "model.flavor")
 
 
 @rule("training.seq_len", "model")
