@@ -286,6 +286,12 @@ def test_tokenizer_is_not_missed_where_it_may_stand_in_what_was_not_understood(
     assert caught.value.notes == ()
 
 
+def test_file_without_its_flag_is_the_only_mistake() -> None:
+    assert problems(None, ["f.toml"], at_start=True) == [
+        "f.toml: neither a flag nor the value of one; write --job.config_file f.toml"
+    ]
+
+
 def test_empty_section_says_nothing(write: Write) -> None:
     assert load_config(write("[training]\n[model.override]\n")).config == load_config(None).config
 

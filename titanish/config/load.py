@@ -72,7 +72,8 @@ def load_config(
         InvalidConfig: a ConfigError whose text has a line for every problem; its `problems` holds them.
     """
     flags, problems = parse_flags(overrides)
-    layers = Layers(problems=list(problems))
+    # A word that is no flag may be the file, or the value of a flag, that the user thinks was given.
+    layers = Layers(problems=list(problems), misplaced=any(not problem.key for problem in problems))
     file = _file_to_load(file, flags, layers)
     if file is not None:
         layers.add_file(file)
