@@ -106,7 +106,7 @@ def pins(loaded: Loaded) -> list[bool]:
     nothing: Any = None
     assert loaded.batch is not None
     training = build_loader(config, prepared, loaded.batch, mesh, start_sample=0)
-    validation = build_validation(config, prepared, device, mesh, nothing, nothing)
+    validation = build_validation(config, prepared, loaded.batch, device, mesh, nothing, nothing)
     return [loader._batches._loader.pin_memory for loader in (training, validation.batches)]
 
 
