@@ -20,7 +20,7 @@ def write(folder: Path, step: int, **about: object) -> Path:
     (partial / "tokenizer" / "vocab.txt").write_text("abc")
     (partial / "__0_0.distcp").write_bytes(b"x" * 100)
     (partial / ".metadata").write_bytes(b"index")
-    return store.commit(folder, step, about)
+    return store.commit(folder, step, {"tokens_seen": 5, "samples_seen": 1, **about})
 
 
 def reasons(folder: Path) -> dict[str, str]:
@@ -45,11 +45,12 @@ def test_complete_steps_are_found_in_the_order_of_their_numbers(tmp_path: Path) 
 
 
 def test_the_manifest_holds_what_was_said_about_it_and_every_files_size(tmp_path: Path) -> None:
-    path = write(tmp_path, 10, tokens_seen=5, model={"dim": 64})
+    path = write(tmp_path, 10, model={"dim": 64})
     assert store.read_manifest(path) == {
         "format": 1,
         "step": 10,
         "tokens_seen": 5,
+        "samples_seen": 1,
         "model": {"dim": 64},
         "files": {".metadata": 5, "__0_0.distcp": 100, "tokenizer/vocab.txt": 3},
     }
@@ -177,3 +178,108 @@ def test_the_manifest_is_readable_json(tmp_path: Path) -> None:
     text = (write(tmp_path, 10, versions={"torch": "2.13.0"}) / "titanish.json").read_text()
     assert json.loads(text)["versions"] == {"torch": "2.13.0"}
     assert len(text.splitlines()) > 5
+
+
+MANIFEST = {"format": 1, "step": 10, "tokens_seen": 0, "samples_seen": 0, "files": {".metadata": 5}}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format": "1"},
+        {"format": True},
+        {"format": None},
+        {"step": 11},
+        {"step": "10"},
+        {"tokens_seen": -1},
+        {"samples_seen": 1.5},
+        {"samples_seen": None},
+        {"model": []},
+        {"mesh": "x"},
+        {"data": 3},
+        {"optimizer": 3},
+        {"files": None},
+        {"files": {}},
+        {"files": {".metadata": "5"}},
+        {"files": {".metadata": -5}},
+        {"files": {".metadata": 5, "../other": 1}},
+        {"files": {".metadata": 5, "a/../../other": 1}},
+        {"files": {".metadata": 5, "/etc/passwd": 1}},
+        {"files": {".metadata": 5, "a\0b": 1}},
+        {"files": {".metadata": 5, "": 1}},
+        {"files": {".metadata": 5, "\ud800": 1}},
+    ],
+    ids=str,
+)
+def test_a_manifest_that_says_something_else_is_damaged(tmp_path: Path, change: dict[str, object]) -> None:
+    path = write(tmp_path, 10)
+    (path / "titanish.json").write_text(json.dumps(MANIFEST))
+    assert store.flaw(path) is None
+    (path / "titanish.json").write_text(json.dumps({**MANIFEST, **change}))
+    assert store.flaw(path) == "titanish.json is damaged"
+
+
+@pytest.mark.parametrize(
+    "content", [b"[" * 100_000, b"\xff\xfe", b"null", b'"step"'], ids=["deep", "bytes", "null", "text"]
+)
+def test_a_manifest_that_is_none_is_damaged(tmp_path: Path, content: bytes) -> None:
+    path = write(tmp_path, 10)
+    (path / "titanish.json").write_bytes(content)
+    assert store.flaw(path) == "titanish.json is damaged"
+
+
+def test_leftovers_that_are_links_or_files_are_removed_and_what_they_point_to_stays(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "mine").write_text("x")
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    (folder / ".partial-step-1").symlink_to(outside)
+    (folder / ".partial-step-2").write_text("a file")
+    (folder / ".partial-step-3").symlink_to(tmp_path / "nothing")
+    write(folder, 4)
+    assert [path.name for path in folder.iterdir()] == ["step-4"]
+    os.rename(folder / "step-4", outside / "step-4")
+    (folder / "step-4").symlink_to(outside / "step-4")
+    store.delete(folder, 4)
+    assert list(folder.iterdir()) == []
+    assert sorted(path.name for path in outside.iterdir()) == ["mine", "step-4"]
+
+
+@pytest.mark.parametrize("kind", ["file", "dangling link"])
+def test_what_stands_in_a_steps_place_is_replaced(tmp_path: Path, kind: str) -> None:
+    if kind == "file":
+        (tmp_path / "step-10").write_text("x")
+    else:
+        (tmp_path / "step-10").symlink_to(tmp_path / "nothing")
+    write(tmp_path, 10)
+    assert store.scan(tmp_path) == store.Scan((10,), ())
+
+
+def test_a_leftover_that_cannot_be_removed_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / ".partial-step-5").mkdir()
+    with patch("shutil.rmtree", side_effect=OSError(13, "Permission denied")):
+        write(tmp_path, 10)
+    assert store.scan(tmp_path).complete == (10,)
+    assert f"{tmp_path}/.partial-step-5 could not be removed: Permission denied" in caplog.messages
+
+
+def test_a_step_set_aside_gets_a_name_of_its_own(tmp_path: Path) -> None:
+    names = []
+    for _ in range(3):
+        write(tmp_path, 10)
+        names.append(store.set_aside(tmp_path, 10).name)
+    assert names == ["superseded-10", "superseded-10-2", "superseded-10-3"]
+    assert store.scan(tmp_path) == store.Scan((), ())
+
+
+def test_probing_makes_the_folder_and_leaves_nothing_in_it(tmp_path: Path) -> None:
+    store.probe(tmp_path / "a" / "b")
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_retention_never_takes_the_newest(keep: int) -> None:
+    assert 30 not in store.steps_to_delete([30, 10, 20], keep)
