@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from tests.ranks.layouts import JOB, LAYOUTS, Layout
-from titanish.checkpoint.manager import CheckpointManager
+from titanish.checkpoint.manager import CheckpointManager, Progress
 from titanish.errors import CheckpointError
 from titanish.parallel.shards import unique_parameters
 from titanish.testing.equality import build_job, whole_tensors
@@ -255,6 +255,53 @@ def test_tensors_that_cannot_be_read_are_an_error_on_all_ranks(
     for message in pool(2).run(damaged_tensors, command("fsdp2", tmp_path, 3), str(folder)):
         assert message.startswith(f"{folder}/step-3 could not be read: rank ")
         assert "__1_0.distcp" in message
+
+
+def test_damaged_content_of_one_rank_makes_all_resume_the_next_older_step(
+    pool: Pool, three_steps: tuple[Path, dict[str, Tensor]], tmp_path: Path
+) -> None:
+    folder = copy_of(three_steps, tmp_path)
+    for path in (folder / "step-3" / "__1_0.distcp", folder / "step-2" / ".metadata"):
+        path.write_bytes(b"\x80" * path.stat().st_size)
+    for step, warnings in pool(2).run(resumed_with_warnings, command("fsdp2", tmp_path, 3)):
+        assert step == 1
+        assert [text.partition(" (")[0] for text in warnings] == [
+            f"skipping {folder}/step-3 could not be read: rank 0: its data is damaged",
+            f"skipping {folder}/step-2 could not be read: {folder}/step-2/.metadata cannot be read: its data "
+            "is damaged",
+        ]
+
+
+def test_the_steps_of_a_branch_that_was_left_are_not_resumed(
+    pool: Pool, three_steps: tuple[Path, dict[str, Tensor]], tmp_path: Path
+) -> None:
+    folder = copy_of(three_steps, tmp_path)
+    pool(2).run(train, command("fsdp2", tmp_path, 2, "--checkpoint.load_step=1"))
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "step-1",
+        "step-2",
+        "superseded-2",
+        "superseded-3",
+    ]
+    assert [counts[0] for counts, _ in pool(2).run(resumed, command("fsdp2", tmp_path, 2))] == [2, 2]
+
+
+def failing_leave(flags: tuple[str, ...]) -> str:
+    """The error that a failure of the first rank alone, which is no system's error, ends with on this one."""
+    job, _ = build_job(flags)
+    job.loader.close()
+    manager = manager_of(job)
+    manager.folder = None  # type: ignore[assignment]
+    try:
+        manager.save(job.model, job.optimizer, Progress(1, 1, 1))
+    except CheckpointError as error:
+        return str(error)
+    return "no error"
+
+
+def test_any_failure_of_the_first_rank_is_an_error_on_all(pool: Pool, tmp_path: Path) -> None:
+    messages = pool(2).run(failing_leave, command("fsdp2", tmp_path, 1))
+    assert messages == ["cannot write below None: 'NoneType' object has no attribute 'is_dir'"] * 2
 
 
 # ------------------------------------------------------------------------------------------------ a full disk

@@ -67,9 +67,10 @@ class SafeReader(FileSystemReader):
             raise DamagedError(f"{path} cannot be read: {damage(error)}") from error
         if not isinstance(metadata, Metadata):
             raise DamagedError(f"{path} is not a checkpoint's index")
-        if getattr(metadata, "storage_meta", None) is None:
+        storage_meta = getattr(metadata, "storage_meta", None)  # a damaged index may lack any attribute
+        if storage_meta is None:
             raise DamagedError(f"{path} lacks the index's storage part")
-        metadata.storage_meta.load_id = self.load_id
+        storage_meta.load_id = self.load_id
         return metadata
 
     def sizes(self) -> dict[str, torch.Size]:
