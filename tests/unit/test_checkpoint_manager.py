@@ -31,7 +31,7 @@ def manager(folder: Path, keep: int = 0, **about: Any) -> CheckpointManager:
     return CheckpointManager(folder, keep, {"model": {"dim": 4}, "mesh": {}, "data": {}, **about}, {}, {})
 
 
-def job(value: float = 0.0, **sgd: float) -> tuple[nn.Module, torch.optim.Optimizer]:
+def job(value: float = 0.0, **sgd: Any) -> tuple[nn.Linear, torch.optim.Optimizer]:
     model = nn.Linear(4, 4)
     nn.init.constant_(model.weight, value)
     if sgd:
@@ -275,6 +275,33 @@ def test_generators_that_are_none_are_damage(tmp_path: Path) -> None:
     )
 
 
+def test_an_index_that_names_a_function_is_skipped_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path, 1, 2)
+    path = tmp_path / "step-2" / ".metadata"
+    path.write_bytes(path.read_bytes().replace(b"TensorProperties", b"tensorProperties"))
+    run = manager(tmp_path)
+    assert run.find(-1) == 2
+    assert run.load(2, *job()).step == 1
+    assert (
+        f"skipping {tmp_path}/step-2 could not be read: its .metadata names "
+        "torch.distributed.checkpoint.metadata.tensorProperties, which has no place in a checkpoint's index"
+    ) in caplog.messages
+
+
+def test_a_load_that_runs_out_of_memory_is_no_damage(tmp_path: Path) -> None:
+    write(tmp_path, 1, 2)
+    run = manager(tmp_path)
+    assert run.find(-1) == 2
+    with (
+        patch("titanish.checkpoint.reading.SafeReader.read_data", side_effect=MemoryError("too much")),
+        pytest.raises(CheckpointError) as caught,
+    ):
+        run.load(2, *job())
+    assert str(caught.value) == f"{tmp_path}/step-2 could not be read: rank 0: MemoryError: too much"
+
+
 # -------------------------------------------------------------------------------------------- the optimizer
 
 
@@ -293,14 +320,16 @@ def test_another_optimizer_is_refused(tmp_path: Path) -> None:
 def test_an_optimizer_that_is_not_named_is_taken_for_the_same(
     tmp_path: Path, saved: str | None, running: str | None
 ) -> None:
-    write(tmp_path, 1, **({"optimizer": saved} if saved else {}))
-    run = manager(tmp_path, **({"optimizer": running} if running else {}))
+    there: dict[str, Any] = {"optimizer": saved} if saved else {}
+    here: dict[str, Any] = {"optimizer": running} if running else {}
+    write(tmp_path, 1, **there)
+    run = manager(tmp_path, **here)
     assert run.load(1, *job()).step == 1
 
 
 @pytest.mark.parametrize("name", ["SGD", None])
 def test_momentum_that_was_not_saved_is_refused(tmp_path: Path, name: str | None) -> None:
-    about = {"optimizer": name} if name else {}
+    about: dict[str, Any] = {"optimizer": name} if name else {}
     manager(tmp_path, **about).save(*job(lr=0.1), Progress(1, 10, 1))
     with pytest.raises(CheckpointError) as caught:
         manager(tmp_path, **about).load(1, *job(lr=0.1, momentum=0.9))

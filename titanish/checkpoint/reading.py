@@ -46,9 +46,7 @@ class _IndexUnpickler(pickle.Unpickler):
             return super().find_class(module, name)
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
-        raise CheckpointError(
-            f"its .metadata names {module}.{name}, which has no place in a checkpoint's index"
-        )
+        raise DamagedError(f"its .metadata names {module}.{name}, which has no place in a checkpoint's index")
 
 
 class SafeReader(FileSystemReader):
