@@ -213,7 +213,7 @@ def resume(
         return Progress(0, 0, 0)
     progress = manager.load(step, model, optimizer)
     logger.info(
-        f"resumed from step {step} of {manager.folder} ({progress.tokens_seen} tokens); "
+        f"resumed from step {progress.step} of {manager.folder} ({progress.tokens_seen} tokens); "
         f"training.steps is {config.training.steps}"
     )
     return progress
