@@ -133,7 +133,8 @@ def _write_config(loaded: Loaded) -> None:
     """Leave the resolved configuration in the dump folder, but not over a file that somebody wrote."""
     config = loaded.config
     folder = Path(config.job.dump_folder)
-    read = {Path(source.file).resolve() for source in loaded.sources.values() if source.file}
+    files = {source.file for source in loaded.sources.values()} | {config.job.config_file}
+    read = {Path(file).resolve() for file in files if file}
     for name in ("config.toml", config.job.save_config_file):
         if name is None:
             continue
