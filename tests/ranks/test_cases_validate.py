@@ -18,13 +18,13 @@ from titanish.train.job import Job, train_step
 from titanish.train.validate import Validation
 
 Pool = Callable[[int], RankPool]
-ROWS = 4  # of one batch over all ranks: the same data on every mesh
+ROWS = 4  # of one batch over all ranks: three of them are the global batch, which is what is validated on
 FLAGS = (
     *JOB,
     *SGD,
     "--validation.enable",
     "--validation.dataset=mock",
-    "--validation.steps=3",
+    "--validation.steps=1",
 )
 
 
@@ -54,7 +54,9 @@ def test_every_mesh_validates_to_one_ranks_loss_with_the_weights_of_the_moment(p
     assert abs(after - first) > 0.001
     assert left == []
     layout = LAYOUTS[name]
-    for losses, left in pool(layout.world_size).run(before_and_after_a_step, command(layout)):
+    # another batch than one rank's, and one that the data does not fill
+    flags = (*command(layout), "--validation.local_batch_size=5")
+    for losses, left in pool(layout.world_size).run(before_and_after_a_step, flags):
         assert losses == pytest.approx([first, again, after], rel=1e-6)
         assert left == []
 
