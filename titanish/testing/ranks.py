@@ -35,6 +35,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 GROUP_TIMEOUT_SECONDS = 60.0
 START_TIMEOUT_SECONDS = 300.0  # many ranks that import torch at once on two cores are slow, not stuck
@@ -289,7 +290,10 @@ def _reset(environment: dict[str, str], folder: str) -> None:
         # A group whose connections are broken says so here, after the failure was reported.
         with contextlib.suppress(Exception):
             dist.destroy_process_group()
-        gc.collect()  # meshes hold their groups in cycles, and a group holds threads and connections
+        # A group lives, with its threads that never rest, as long as a mesh does: in cycles, and in DTensor's
+        # cache of sharding decisions, which only this private function empties (PyTorch 2.11 to 2.13).
+        _clear_sharding_prop_cache()
+        gc.collect()
         if gc.get_freeze_count() == 0:
             gc.freeze()  # modules, which every later collection would walk through
     os.environ.clear()
