@@ -11,8 +11,8 @@ import pytest
 from titanish.testing.ranks import RankPool
 
 FRESH_AFTER = 40
-"""Uses of a pool after which its ranks are started anew: some jobs leave process groups behind, whose threads cost
-more than a start once there are hundreds of them."""
+"""Uses of a pool after which its ranks start anew: some jobs leave process groups behind, and hundreds of
+their threads cost more than a start."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
