@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from titanish.testing.ranks import RankPool
-
-FRESH_AFTER = 40
-"""Uses of a pool after which its ranks start anew: some jobs leave process groups behind, and hundreds of
-their threads cost more than a start."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -30,14 +25,10 @@ def pool(request: pytest.FixtureRequest) -> Iterator[Callable[[int], RankPool]]:
     """`pool(2)` and `pool(4)`: the warm ranks of that size, started when first asked for; `pool(8)` under
     `ranks8`."""
     pools: dict[int, RankPool] = {}
-    uses: Counter[int] = Counter()
 
     def of_size(world_size: int) -> RankPool:
         if world_size > 4 and "ranks8" not in request.config.option.markexpr:
             pytest.fail(f"pool({world_size}): mark a test of more than four ranks with pytest.mark.ranks8")
-        uses[world_size] += 1
-        if uses[world_size] % FRESH_AFTER == 0 and world_size in pools:
-            pools.pop(world_size).close()
         if world_size not in pools:
             pools[world_size] = RankPool(world_size)
         return pools[world_size]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import gc
 import multiprocessing
 import multiprocessing.util  # registers its exit hook, which must stand before ours: see `_close_all`
@@ -35,6 +36,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor._redistribute import clear_redistribute_planner_cache
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 GROUP_TIMEOUT_SECONDS = 60.0
@@ -245,13 +247,18 @@ def _serve(connection: Connection, rank: int, world_size: int) -> None:
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size)
     )
     environment, folder = dict(os.environ), os.getcwd()
+    caches = [
+        found
+        for found in gc.get_objects()
+        if type(found) is functools._lru_cache_wrapper and found.__module__.startswith("torch.distributed")
+    ]
     connection.send(_Answer(ok=True, value=b""))  # torch is imported: ready
     while True:
         try:
             store, job = connection.recv()
         except (EOFError, OSError):
             os._exit(0)
-        _reset(environment, folder)
+        _reset(environment, folder, caches)
         connection.send(_answer(job, store, rank, world_size))
 
 
@@ -264,6 +271,8 @@ def _answer(job: bytes, store: str, rank: int, world_size: int) -> _Answer:
     """
     try:
         fn, args, kwargs = pickle.loads(job)
+        if gc.get_freeze_count() == 0:
+            gc.freeze()  # modules, which every later collection would walk through
         dist.init_process_group(
             "gloo",
             init_method=f"file://{store}",
@@ -284,23 +293,33 @@ def _answer(job: bytes, store: str, rank: int, world_size: int) -> _Answer:
     return _Answer(ok=True, value=payload)
 
 
-def _reset(environment: dict[str, str], folder: str) -> None:
+def _reset(environment: dict[str, str], folder: str, caches: list[Any]) -> None:
     """Undoes what the last job may have left in this process."""
     if dist.is_initialized():
         # A group whose connections are broken says so here, after the failure was reported.
         with contextlib.suppress(Exception):
             dist.destroy_process_group()
-        # A group lives, with its threads that never rest, as long as a mesh does: in cycles, and in DTensor's
-        # cache of sharding decisions, which only this private function empties (PyTorch 2.11 to 2.13).
-        _clear_sharding_prop_cache()
-        gc.collect()
-        if gc.get_freeze_count() == 0:
-            gc.freeze()  # modules, which every later collection would walk through
+    _forget_meshes(caches)
+    gc.enable()
+    gc.collect()
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
     torch.use_deterministic_algorithms(False)
     torch.set_default_dtype(torch.float32)
+
+
+def _forget_meshes(caches: list[Any]) -> None:
+    """Empties DTensor's caches of sharding and redistribution plans.
+
+    Their keys hold device meshes, and a group lives, with its threads that never rest, as long as a mesh of
+    it does, also when it was destroyed: after a few jobs those threads would take half the machine. The two
+    functions are private in PyTorch 2.11 to 2.13; nothing public empties what they do.
+    """
+    _clear_sharding_prop_cache()
+    clear_redistribute_planner_cache()
+    for cache in caches:
+        cache.cache_clear()
 
 
 def _end_with_parent() -> None:
