@@ -10,5 +10,6 @@ bin=$root/.venv/bin
 "$bin/ruff" format --check .
 "$bin/ruff" check .
 "$bin/mypy"
-# One thread per process: ranks share the cores, and sums come out in one order.
-OMP_NUM_THREADS=1 exec "$bin/python" -m pytest "$@"
+# One thread per process: ranks share the cores, and sums come out in one order. Two workers, each with whole
+# files, so that a file's fixtures and each worker's warm ranks are made once.
+OMP_NUM_THREADS=1 exec "$bin/python" -m pytest -n 2 --dist loadfile "$@"

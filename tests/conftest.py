@@ -39,11 +39,14 @@ def pool(request: pytest.FixtureRequest) -> Iterator[Callable[[int], RankPool]]:
 
 
 @pytest.fixture(autouse=True)
-def _logger_as_it_was() -> Iterator[None]:
+def _loggers_as_they_were() -> Iterator[None]:
     """Undoes `setup_logging`, so that a test which calls it does not hide log lines from the next one's
-    `caplog`."""
-    logger = logging.getLogger("titanish")
-    before = (list(logger.handlers), logger.level, logger.propagate)
+    `caplog`; and what `activation_checkpoint.debug` does to torch's logger of operators: pytest puts its own
+    handlers on a logger that does not propagate, and they cannot format that logger's arguments."""
+    loggers = [logging.getLogger("titanish"), logging.getLogger("LoggingTensor")]
+    before = [(list(logger.handlers), logger.level, logger.propagate) for logger in loggers]
     yield
-    handlers, logger.level, logger.propagate = before
-    logger.handlers[:] = handlers
+    for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):
+        logger.handlers[:] = handlers
+        logger.setLevel(level)
+        logger.propagate = propagate
