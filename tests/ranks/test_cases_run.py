@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tests.ranks.layouts import JOB, Layout
 from titanish.data.loader import StepBatch
+from titanish.runtime.log import setup_logging
 from titanish.testing.equality import (
     BITWISE,
     Tolerances,
@@ -195,6 +196,7 @@ def test_uneven_labels_keep_between_one_and_all_by_the_row_alone() -> None:
 def warnings_of_a_run(flags: tuple[str, ...]) -> list[str]:
     job, _ = build_job(flags)
     heard: list[str] = []
+    setup_logging()  # what is logged once is counted from here on
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("titanish").addHandler(handler)

@@ -334,13 +334,13 @@ def test_wrong_key_is_found_in_every_section(write: Write, section: str) -> None
         ('job.save_config_file = ""', 'job.save_config_file = "": must not be empty'),
         (
             'job.save_config_file = "./config.toml"',
-            'job.save_config_file = "./config.toml": must be another name: the run itself writes config.toml'
-            " and metrics.jsonl",
+            'job.save_config_file = "./config.toml": must be another name: the run itself writes config.toml,'
+            " metrics.jsonl and events.jsonl",
         ),
         (
             'job.save_config_file = "metrics.jsonl"',
-            'job.save_config_file = "metrics.jsonl": must be another name: the run itself writes config.toml'
-            " and metrics.jsonl",
+            'job.save_config_file = "metrics.jsonl": must be another name: the run itself writes config.toml,'
+            " metrics.jsonl and events.jsonl",
         ),
         (
             'job.description = "a\\u0000b"',

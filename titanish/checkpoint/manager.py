@@ -121,6 +121,11 @@ class CheckpointManager:
                 )
         return final
 
+    def size(self, step: int) -> int:
+        """Bytes of the files of one complete checkpoint."""
+        files = store.step_folder(self.folder, step).rglob("*")
+        return sum(file.stat().st_size for file in files if file.is_file())
+
     def find(self, load_step: int) -> int | None:
         """The step to resume from: `load_step`, or the newest complete one for -1; None for a fresh start.
 

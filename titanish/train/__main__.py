@@ -19,6 +19,7 @@ from titanish.config.report import summary
 from titanish.data.build import Prepared, prepare_data
 from titanish.errors import ConfigError, TitanishError
 from titanish.models.registry import resolve_size
+from titanish.observe.events import Events
 from titanish.parallel.dims import tp_spans_nodes
 from titanish.runtime.folder import claimed
 from titanish.runtime.launcher import end_with_launcher, launcher_number
@@ -98,12 +99,22 @@ def _train(loaded: Loaded) -> None:
     with claimed(Path(config.job.dump_folder)) if ranks.rank == 0 else nullcontext():
         if ranks.rank == 0:
             _write_config(loaded)
-        job = assemble(loaded, prepared, device, mesh)
-        if job.state.step >= job.steps:
-            logger.info(f"step {job.state.step} is done already; raise training.steps above it to go on")
-        run(job)
-        if config.sample.enable:
-            _sample(loaded, prepared, job.model, device.torch_device)
+        events = Events(Path(config.job.dump_folder) / "events.jsonl" if ranks.rank == 0 else None)
+        try:
+            job = assemble(loaded, prepared, device, mesh, events)
+            if job.state.step >= job.steps:
+                logger.info(f"step {job.state.step} is done already; raise training.steps above it to go on")
+            run(job)
+            if config.sample.enable:
+                _sample(loaded, prepared, job.model, device.torch_device)
+        except BaseException as error:
+            known = _in_words(error)
+            text = str(known) if isinstance(known, TitanishError) else f"{type(error).__name__}: {error}"
+            events.add("failure", events.step, error=text)
+            raise
+        finally:
+            events.close()
+        events.add("finish", job.state.step)
 
 
 def _in_words(error: BaseException) -> BaseException:

@@ -20,6 +20,7 @@ from titanish.config.schema import Config
 from titanish.data.build import Prepared, build_train_windows, build_validation_windows
 from titanish.data.loader import TrainLoader, ValidationBatches
 from titanish.models.registry import load_spec
+from titanish.observe.events import Events
 from titanish.observe.metrics import Throughput
 from titanish.observe.reporter import build_reporter
 from titanish.optim.build import build_optimizer
@@ -31,6 +32,7 @@ from titanish.runtime.garbage import GarbageCollection
 from titanish.runtime.seeds import set_determinism, set_seed
 from titanish.train.hooks import (
     CheckpointHook,
+    EventsHook,
     GarbageHook,
     ReportHook,
     TimeoutHook,
@@ -44,15 +46,19 @@ from titanish.train.validate import Validation
 logger = logging.getLogger("titanish")
 
 
-def assemble(loaded: Loaded, prepared: Prepared, device: Device, mesh: Mesh) -> Job:
+def assemble(
+    loaded: Loaded, prepared: Prepared, device: Device, mesh: Mesh, events: Events | None = None
+) -> Job:
     """Build every part of the job that `loaded` describes, resumed where there is a checkpoint to resume
-    from."""
+    from; without `events` nothing is noted."""
     config, size, batch = loaded.config, loaded.size, _known(loaded.batch)
     model = build_model(config, size, mesh, device)
     optimizer = build_optimizer(config.optimizer, model.parameters())
     loss = build_loss(config, model, mesh)
     manager = build_checkpoint_manager(config, size, prepared, mesh)
     progress = resume(config, manager, model, optimizer)
+    events = events or Events()
+    note_start(loaded, device, progress.step, events)
     throughput = Throughput(
         flops_per_token=size.flops_per_token(config.training.seq_len),
         world_size=mesh.degrees.world_size,
@@ -73,7 +79,18 @@ def assemble(loaded: Loaded, prepared: Prepared, device: Device, mesh: Mesh) -> 
         step=step,
         loader=build_loader(config, prepared, batch, mesh, progress.samples_seen),
         hooks=build_hooks(
-            config, prepared, batch, device, mesh, model, optimizer, loss, manager, throughput, progress
+            config,
+            prepared,
+            batch,
+            device,
+            mesh,
+            model,
+            optimizer,
+            loss,
+            manager,
+            throughput,
+            progress,
+            events,
         ),
         state=TrainState(progress.step, progress.tokens_seen, progress.samples_seen),
         throughput=throughput,
@@ -219,6 +236,23 @@ def resume(
     return progress
 
 
+def note_start(loaded: Loaded, device: Device, step: int, events: Events) -> None:
+    """Note what runs, from which step on."""
+    events.step = step
+    model = loaded.config.model
+    events.add(
+        "resume" if step else "start",
+        step,
+        world=str(loaded.world),
+        batch=str(loaded.batch),
+        model=f"{model.name} {model.flavor}, {loaded.size.num_parameters:,} parameters",
+        device=device.name,
+        steps=loaded.config.training.steps,
+        titanish=__version__,
+        torch=torch.__version__,
+    )
+
+
 def build_hooks(
     config: Config,
     prepared: Prepared,
@@ -231,13 +265,14 @@ def build_hooks(
     manager: CheckpointManager,
     throughput: Throughput,
     progress: Progress,
+    events: Events,
 ) -> tuple[Hook, ...]:
     """The hooks in their order: what adds to the row of a step stands before what sends it off."""
     last = config.training.steps
-    hooks: list[Hook] = []
+    hooks: list[Hook] = [EventsHook(events)]
     if config.validation.enable:
         validation = build_validation(config, prepared, batch, device, mesh, model, loss)
-        hooks.append(ValidateHook(validation, config.validation.freq, last, throughput))
+        hooks.append(ValidateHook(validation, config.validation.freq, last, throughput, events))
     rank = torch.distributed.get_rank()
     reporter = build_reporter(
         config.metrics,
@@ -259,6 +294,7 @@ def build_hooks(
                 last,
                 section.enable_first_step_checkpoint,
                 throughput,
+                events,
             )
         )
     groups = [mesh.batch_group, mesh.loss_group, mesh.tp.get_group(), mesh.parameters["fsdp"].get_group()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from titanish.checkpoint.manager import CheckpointManager, Progress
+from titanish.observe.events import Events
 from titanish.observe.metrics import Row, StepMetrics, Throughput
 from titanish.observe.reporter import Reporter
 from titanish.runtime.device import Device
@@ -43,6 +45,7 @@ class ValidateHook(Idle):
     freq: int
     last_step: int
     throughput: Throughput
+    events: Events
 
     def before_step(self, state: TrainState, row: Row) -> None:
         if state.step == 0:
@@ -53,8 +56,10 @@ class ValidateHook(Idle):
             self._validate(state, row)
 
     def _validate(self, state: TrainState, row: Row) -> None:
+        start = time.perf_counter()
         with self.throughput.excluded():
-            row["validation_loss"] = self.validation.run()
+            row["validation_loss"] = loss = self.validation.run()
+        self.events.add("validation", state.step, loss=loss, seconds=_since(start))
 
     def close(self) -> None:
         self.validation.close()
@@ -123,13 +128,27 @@ class CheckpointHook(Idle):
     last_step: int
     after_first: bool
     throughput: Throughput
+    events: Events
 
     def after_step(self, state: TrainState, result: StepResult, row: Row) -> None:
         due = state.step % self.interval == 0 or state.step == self.last_step
         if due or (self.after_first and state.step == 1):
+            start = time.perf_counter()
             with self.throughput.excluded():
                 progress = Progress(state.step, state.tokens_seen, state.samples_seen)
                 self.manager.save(self.model, self.optimizer, progress)
+            size = self.manager.size(state.step) if dist.get_rank() == 0 else None
+            self.events.add("checkpoint", state.step, seconds=_since(start), bytes=size)
+
+
+@dataclass(frozen=True)
+class EventsHook(Idle):
+    """Tells the diary which step is done, before the other hooks of that step have anything to warn about."""
+
+    events: Events
+
+    def after_step(self, state: TrainState, result: StepResult, row: Row) -> None:
+        self.events.step = state.step
 
 
 @dataclass(frozen=True)
@@ -159,3 +178,8 @@ class GarbageHook(Idle):
 
     def close(self) -> None:
         self.collection.close()
+
+
+def _since(start: float) -> float:
+    """Seconds on the clock since `start`, in milliseconds' precision: a diary needs no more."""
+    return round(time.perf_counter() - start, 3)

@@ -10,12 +10,12 @@ from pydantic_core import PydanticCustomError
 
 from titanish.config.sections.base import Name, PositiveInt, Seconds, Section
 
-_OWN_FILES = ("config.toml", "metrics.jsonl")
+_OWN_FILES = ("config.toml", "metrics.jsonl", "events.jsonl")
 
 
 def _not_the_runs_own(value: str) -> str:
     if posixpath.normpath(value) in _OWN_FILES:
-        own = " and ".join(_OWN_FILES)
+        own = f"{', '.join(_OWN_FILES[:-1])} and {_OWN_FILES[-1]}"
         raise PydanticCustomError("own_file", f"must be another name: the run itself writes {own}")
     return value
 
