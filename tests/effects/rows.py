@@ -161,6 +161,9 @@ TRAINING = {
     "training.steps": Effect(
         ("--training.steps=3",), lambda ran: [row["step"] for row in ran.rows], [1, 2], [1, 2, 3]
     ),
+    "training.max_minutes": Effect(
+        ("--training.max_minutes=0.0001",), lambda ran: [row["step"] for row in ran.rows], [1, 2], [1]
+    ),
     "training.max_norm": Effect(  # the update of plain SGD is the clipped gradient
         ("--training.max_norm=0.01",),
         lambda ran: round(ran.update_norm(), 4),

@@ -148,6 +148,15 @@ DEBUG = {
         True,
         given=("--debug.deterministic",),
     ),
+    "debug.detect_anomaly": Effect(
+        ("--debug.detect_anomaly",),
+        lambda ran: (
+            type(ran.job.step).__name__,
+            [type(h).__name__ for h in ran.job.hooks].count("FiniteHook"),
+        ),
+        ("PlainStep", 0),
+        ("AnomalyStep", 1),
+    ),
 }
 
 COMM = {

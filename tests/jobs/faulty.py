@@ -1,4 +1,4 @@
-"""`titanish.train` with a fault on rank 1 alone: FAULT in the environment names it."""
+"""`titanish.train` with a fault on rank 1 alone, at its first start: FAULT in the environment names it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def main() -> int:
         ),
         "killed-in-save": lambda: patch.object(dcp, "save", _die),
     }
-    if os.environ["RANK"] != "1":
+    if os.environ["RANK"] != "1" or os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
         return train.main(sys.argv[1:])
     with faults[os.environ["FAULT"]]():
         return train.main(sys.argv[1:])

@@ -43,9 +43,14 @@ class Ended:
 
 
 def run_train(
-    *flags: str, ranks: int = 1, module: str | None = None, env: Mapping[str, str] | None = None
+    *flags: str,
+    ranks: int = 1,
+    module: str | None = None,
+    env: Mapping[str, str] | None = None,
+    launcher_flags: Sequence[str] = (),
 ) -> Ended:
-    """`NGPU=ranks ./run_train.sh FLAGS`, or the same torchrun line around another module of the tests."""
+    """`NGPU=ranks ./run_train.sh FLAGS`, or the same torchrun line around another module of the tests, there
+    with `launcher_flags`."""
     environment = {**os.environ, "NGPU": str(ranks), "OMP_NUM_THREADS": "1", **(env or {})}
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         environment.pop(name, None)
@@ -59,7 +64,7 @@ def run_train(
         ]
         rendezvous = ["--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0"]
         config = ["--job.config_file", "train_configs/debug_model.toml"]
-        command = [*launcher, *rendezvous, "-m", module, *config, *flags]
+        command = [*launcher, *rendezvous, *launcher_flags, "-m", module, *config, *flags]
     done = subprocess.run(
         command,
         cwd=ROOT,

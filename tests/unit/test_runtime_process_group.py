@@ -20,7 +20,9 @@ from titanish.runtime.process_group import (
     Ranks,
     close,
     read_ranks,
+    restarts_fail,
     start_process_group,
+    store_prefix,
     use_train_timeout,
 )
 
@@ -111,7 +113,7 @@ def test_a_rank_that_cannot_join_says_where_and_how_long_it_tried(monkeypatch: p
     def refuse(*args: object, **kwargs: object) -> None:
         raise dist.DistNetworkError("The client socket has timed out\nframe #0: ...")
 
-    monkeypatch.setattr(dist, "init_process_group", refuse)
+    monkeypatch.setattr(dist, "rendezvous", refuse)
     for name, value in {**TORCHRUN, "MASTER_ADDR": "node7", "MASTER_PORT": "29500"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(TitanishError) as caught:
@@ -121,6 +123,30 @@ def test_a_rank_that_cannot_join_says_where_and_how_long_it_tried(monkeypatch: p
         "The client socket has timed out; check that all ranks were started and that this machine can reach "
         "MASTER_ADDR"
     )
+
+
+def test_a_restart_on_one_node_keeps_its_addresses_under_another_name() -> None:
+    assert store_prefix({}) == store_prefix({"TORCHELASTIC_RESTART_COUNT": "0", "GROUP_WORLD_SIZE": "1"})
+    assert store_prefix({"TORCHELASTIC_RESTART_COUNT": "1"}) != store_prefix({})
+    several = {"GROUP_WORLD_SIZE": "2"}  # of which each counts for itself
+    assert store_prefix({**several, "TORCHELASTIC_RESTART_COUNT": "1"}) == store_prefix(several)
+
+
+def test_restarts_over_several_nodes_that_share_the_launchers_store_are_warned_of() -> None:
+    risky = {
+        "TORCHELASTIC_MAX_RESTARTS": "3",
+        "GROUP_WORLD_SIZE": "2",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    why = restarts_fail(risky)
+    assert why is not None
+    assert why.startswith("torchrun --max-restarts=3: over several nodes a restart finds the addresses")
+    assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in why
+    for name, value in {
+        "TORCHELASTIC_MAX_RESTARTS": "0", "GROUP_WORLD_SIZE": "1", "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }.items():  # fmt: skip
+        assert restarts_fail({**risky, name: value}) is None
+    assert restarts_fail({}) is None
 
 
 def test_close_returns_though_the_group_does_not_end(

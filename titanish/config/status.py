@@ -34,9 +34,6 @@ _FLOAT8 = "not in this version: comes with float8 training"
 _MX = "not in this version: comes with MX formats"
 _PROFILER = "not in this version: comes with the profiler; nothing is profiled"
 _HUB_WEIGHTS = "not in this version: comes with Hugging Face weights"
-_RECORDER = (
-    "not supported: PyTorch's own TORCH_FR_BUFFER_SIZE and TORCH_NCCL_DUMP_ON_TIMEOUT switch its recorder on"
-)
 _FAULT = (
     "not supported: a job that lost a rank ends, and resumes from its last checkpoint on any number of ranks"
 )
@@ -149,9 +146,6 @@ STATUS: dict[str, Status] = {
     "quantize.grouped_mm.float8.fqns": Status(tuple[str, ...] | str, (), "note", _FLOAT8),
     "quantize.grouped_mm.mx.recipe_name": Status(Literal["mxfp8"], "mxfp8", "note", _MX),
     "quantize.grouped_mm.mx.fqns": Status(tuple[str, ...] | str, (), "note", _MX),
-    "comm.trace_buf_size": Status(int, 20000, "note", _RECORDER),
-    "comm.save_traces_folder": Status(str, "comm_traces", "note", _RECORDER),
-    "comm.save_traces_file_prefix": Status(str, "rank_", "note", _RECORDER),
     "comm.mode": Status(
         Literal["default", "fake_backend", "local_tensor"],
         "default",

@@ -84,7 +84,16 @@ def start_process_group(device: Device, init_timeout_seconds: float) -> Ranks:
     else:
         _require(os.environ, ADDRESS_VARIABLES)
         try:
-            dist.init_process_group(device.backend, init_method="env://", timeout=timeout, device_id=bound)
+            store, rank, world_size = next(dist.rendezvous("env://", timeout=timeout))
+            store.set_timeout(timeout)
+            dist.init_process_group(
+                device.backend,
+                store=dist.PrefixStore(store_prefix(), store),
+                rank=rank,
+                world_size=world_size,
+                timeout=timeout,
+                device_id=bound,
+            )
         except (RuntimeError, ValueError) as error:
             address = ":".join(os.environ[name] for name in ADDRESS_VARIABLES)
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -95,6 +104,32 @@ def start_process_group(device: Device, init_timeout_seconds: float) -> Ranks:
             ) from error
     _Started.here = True
     return ranks
+
+
+def store_prefix(environment: Mapping[str, str] = os.environ) -> str:
+    """Under which name this start keeps its addresses in torchrun's store.
+
+    torchrun's store outlives its restarts, and with it the addresses of ranks that are gone, which new ranks
+    would try to reach (https://github.com/pytorch/pytorch/issues/135712). Nodes count restarts each for
+    itself, so over several only the launcher can help: see `restarts_fail`.
+    """
+    alone = environment.get("GROUP_WORLD_SIZE", "1") == "1"
+    return f"titanish-{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}" if alone else "titanish"
+
+
+def restarts_fail(environment: Mapping[str, str] = os.environ) -> str | None:
+    """Why the restarts that torchrun was asked for would not work, or None."""
+    if (
+        environment.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0"
+        or environment.get("GROUP_WORLD_SIZE", "1") == "1"
+        or environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    ):
+        return None
+    return (
+        f"torchrun --max-restarts={environment['TORCHELASTIC_MAX_RESTARTS']}: over several nodes a restart "
+        "finds the addresses of the ranks before it; start torchrun with "
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in its environment"
+    )
 
 
 def use_train_timeout(seconds: float, groups: Iterable[dist.ProcessGroup] = ()) -> None:

@@ -7,15 +7,16 @@ group. That is why torch's part is imported inside a function here and nowhere e
 from __future__ import annotations
 
 import logging
+import os
 import sys
-import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from titanish.config.load import Loaded, load_config
 from titanish.config.render import to_toml
 from titanish.config.report import summary
+from titanish.config.schema import Config
 from titanish.data.build import Prepared, prepare_data
 from titanish.errors import ConfigError, TitanishError
 from titanish.models.registry import resolve_size
@@ -24,19 +25,26 @@ from titanish.parallel.dims import tp_spans_nodes
 from titanish.runtime.folder import claimed
 from titanish.runtime.launcher import end_with_launcher, launcher_number
 from titanish.runtime.log import report_failure, set_place, setup_logging
+from titanish.runtime.stop import StopRequests
+from titanish.train.failing import LostRankError, how_to_go_on, in_words, wait_for_turn
 
 logger = logging.getLogger("titanish")
 
-# What gloo and NCCL say when another rank is gone or silent: they have no type of error for it.
-LOST_CONNECTION = ("Connection reset", "Connection closed", "Timed out waiting", "Broken pipe")
 RECORD = "# Every setting of a run, as titanish resolved it.\n"
 
 
 def main(arguments: list[str]) -> int:
     """Train as `arguments` say; returns the exit code."""
-    rank = 0
+    stop = StopRequests()
+    with stop.listening():
+        return _main(arguments, stop)
+
+
+def _main(arguments: list[str], stop: StopRequests) -> int:
+    rank = local_rank = 0
     try:
         rank = launcher_number("RANK", 0)
+        local_rank = launcher_number("LOCAL_RANK", 0)
         setup_logging(rank)
         end_with_launcher()
         loaded = load_config(
@@ -47,26 +55,37 @@ def main(arguments: list[str]) -> int:
             at_start=True,
         )
     except TitanishError as error:
-        if rank:
-            # Every rank found the same; rank 0 says it. Leaving first would make torchrun end rank 0 unheard.
-            time.sleep(10)
-        else:
-            report_failure(error)
+        wait_for_turn(local_rank)
+        report_failure(error)
         return 1
     try:
-        _train(loaded)
-    except KeyboardInterrupt:
-        logger.warning("interrupted")
-        return 130
+        _train(loaded, stop)
     except BaseException as error:
-        report_failure(_in_words(error))
+        _fail(in_words(error), loaded, stop, rank, local_rank)
         _leave(failed=True)
         return 1
     _leave(failed=False)
     return 0
 
 
-def _train(loaded: Loaded) -> None:
+def _fail(error: BaseException, loaded: Loaded, stop: StopRequests, rank: int, local_rank: int) -> None:
+    """Report the error that ends this rank, and once what it means for the next start."""
+    config, training = loaded.config, stop.deferring
+    lost = isinstance(error, LostRankError)
+    if lost:  # the launcher ends this rank now, but its trace is of use
+        stop.say_last_words()
+        report_failure(error)
+        _write_trace(config, rank)
+    else:
+        stop.end_at_once("after an error")
+        wait_for_turn(local_rank)
+        report_failure(error)
+    if training and (rank == 0 or not lost):
+        with suppress(OSError):  # a folder that cannot be read may well be the error
+            logger.error(how_to_go_on(config.job.dump_folder, config.checkpoint))
+
+
+def _train(loaded: Loaded, stop: StopRequests) -> None:
     config = loaded.config
     prepared = prepare_data(
         config.training,
@@ -77,7 +96,8 @@ def _train(loaded: Loaded) -> None:
     )
     from titanish.generate.sample import encode_prompt
     from titanish.runtime.device import select_device
-    from titanish.runtime.process_group import read_ranks, start_process_group
+    from titanish.runtime.process_group import read_ranks, restarts_fail, start_process_group
+    from titanish.runtime.traces import record_collectives
     from titanish.train.assemble import assemble, start_mesh
     from titanish.train.job import run
 
@@ -86,6 +106,7 @@ def _train(loaded: Loaded) -> None:
     ranks = read_ranks()
     setup_logging(ranks.rank, disable_color=config.metrics.disable_color_printing)
     device = select_device(ranks.local_rank)
+    record_collectives(config.comm.trace_buf_size, _trace_prefix(config))
     start_process_group(device, config.comm.init_timeout_seconds)
     mesh = start_mesh(loaded, device)
     set_place(mesh.place)
@@ -96,38 +117,47 @@ def _train(loaded: Loaded) -> None:
             f"{ranks.local_world_size} ranks: every layer waits for the network; "
             f"a degree that divides {ranks.local_world_size} does not"
         )
+    if (why := restarts_fail()) and ranks.rank == 0:
+        logger.warning(why)
     with claimed(Path(config.job.dump_folder)) if ranks.rank == 0 else nullcontext():
         if ranks.rank == 0:
             _write_config(loaded)
         events = Events(Path(config.job.dump_folder) / "events.jsonl" if ranks.rank == 0 else None)
         try:
-            job = assemble(loaded, prepared, device, mesh, events)
+            job = assemble(loaded, prepared, device, mesh, events, stop)
             if job.state.step >= job.steps:
                 logger.info(f"step {job.state.step} is done already; raise training.steps above it to go on")
             run(job)
-            if config.sample.enable:
+            stop.end_at_once("after the last step")
+            if config.sample.enable and job.state.stop is None:
                 _sample(loaded, prepared, job.model, device.torch_device)
         except BaseException as error:
-            known = _in_words(error)
+            known = in_words(error)
             text = str(known) if isinstance(known, TitanishError) else f"{type(error).__name__}: {error}"
             events.add("failure", events.step, error=text)
             raise
         finally:
             events.close()
-        events.add("finish", job.state.step)
+        if job.state.stop is None:
+            events.add("finish", job.state.step)
+        else:
+            logger.info(how_to_go_on(config.job.dump_folder, config.checkpoint))
 
 
-def _in_words(error: BaseException) -> BaseException:
-    """A lost connection as one sentence: its own error is another rank's to report. Others stay as they
-    are."""
-    text = str(error)
-    if isinstance(error, RuntimeError) and any(sign in text for sign in LOST_CONNECTION):
-        return TitanishError(
-            "lost the connection to another rank, which ended or did not answer within "
-            f"comm.train_timeout_seconds; its own error stands above or in the launcher's report "
-            f"({text.splitlines()[0][:200]})"
-        )
-    return error
+def _write_trace(config: Config, rank: int) -> None:
+    from titanish.runtime.traces import write_trace
+
+    try:
+        path = write_trace(_trace_prefix(config), rank)
+    except OSError as error:
+        logger.error(f"the trace of collectives cannot be written: {error}")
+    else:
+        if path is not None:
+            logger.error(f"the last collectives of this rank are in {path}")
+
+
+def _trace_prefix(config: Config) -> Path:
+    return Path(config.job.dump_folder) / config.comm.save_traces_folder / config.comm.save_traces_file_prefix
 
 
 def _announce(loaded: Loaded, prepared: Prepared, device: str) -> None:
@@ -197,4 +227,9 @@ def _leave(*, failed: bool) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    if code:
+        # Not sys.exit: what torch and Python tidy up at their end may wait for a rank that is gone.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)

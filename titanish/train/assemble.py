@@ -27,34 +27,45 @@ from titanish.optim.build import build_optimizer
 from titanish.optim.schedule import build_schedule
 from titanish.parallel.apply import parallelize
 from titanish.parallel.mesh import Mesh, build_mesh
+from titanish.runtime.agreement import Agreement
 from titanish.runtime.device import Device, resolve_param_dtype
 from titanish.runtime.garbage import GarbageCollection
 from titanish.runtime.seeds import set_determinism, set_seed
+from titanish.runtime.stop import StopRequests
+from titanish.train.anomaly import AnomalyStep, finite_loss
 from titanish.train.hooks import (
     CheckpointHook,
     EventsHook,
+    FiniteHook,
     GarbageHook,
     ReportHook,
+    StopHook,
     TimeoutHook,
     ValidateHook,
 )
 from titanish.train.job import Hook, Job, TrainState
 from titanish.train.loss import TokenLoss
-from titanish.train.step import PlainStep
+from titanish.train.step import PlainStep, Step
 from titanish.train.validate import Validation
 
 logger = logging.getLogger("titanish")
 
 
 def assemble(
-    loaded: Loaded, prepared: Prepared, device: Device, mesh: Mesh, events: Events | None = None
+    loaded: Loaded,
+    prepared: Prepared,
+    device: Device,
+    mesh: Mesh,
+    events: Events | None = None,
+    requests: StopRequests | None = None,
 ) -> Job:
     """Build every part of the job that `loaded` describes, resumed where there is a checkpoint to resume
-    from; without `events` nothing is noted."""
+    from; without `events` nothing is noted, without `requests` no signal is waited for."""
     config, size, batch = loaded.config, loaded.size, _known(loaded.batch)
     model = build_model(config, size, mesh, device)
     optimizer = build_optimizer(config.optimizer, model.parameters())
-    loss = build_loss(config, model, mesh)
+    state = TrainState()
+    loss = build_loss(config, model, mesh, state)
     manager = build_checkpoint_manager(config, size, prepared, mesh)
     progress = resume(config, manager, model, optimizer)
     events = events or Events()
@@ -64,7 +75,8 @@ def assemble(
         world_size=mesh.degrees.world_size,
         peak_flops=device.peak_flops,
     )
-    step = PlainStep(
+    state.step, state.tokens_seen, state.samples_seen = dataclasses.astuple(progress)
+    step: Step = PlainStep(
         model=model,
         loss=loss,
         microbatch=batch.local_batch_size,
@@ -72,6 +84,8 @@ def assemble(
         device=device.torch_device,
         reduce_every_microbatch=config.parallelism.reduce_gradients == "microbatch",
     )
+    if config.debug.detect_anomaly:
+        step = AnomalyStep(step, state)
     return Job(
         model=model,
         optimizer=optimizer,
@@ -91,8 +105,9 @@ def assemble(
             throughput,
             progress,
             events,
+            requests or StopRequests(),
         ),
-        state=TrainState(progress.step, progress.tokens_seen, progress.samples_seen),
+        state=state,
         throughput=throughput,
         steps=config.training.steps,
         peak_lr=config.optimizer.lr,
@@ -132,7 +147,7 @@ def build_model(config: Config, size: Any, mesh: Mesh, device: Device) -> nn.Mod
     )
 
 
-def build_loss(config: Config, model: nn.Module, mesh: Mesh) -> TokenLoss:
+def build_loss(config: Config, model: nn.Module, mesh: Mesh, state: TrainState) -> TokenLoss:
     """Hidden states to summed loss, under the model's head."""
     head = model.get_submodule("output")
     assert isinstance(head, nn.Linear)
@@ -141,6 +156,7 @@ def build_loss(config: Config, model: nn.Module, mesh: Mesh) -> TokenLoss:
         chunk_tokens=config.training.loss_chunk_tokens,
         tp_group=mesh.tp.get_group() if mesh.degrees.tp > 1 else None,
         gather_logits=config.parallelism.disable_loss_parallel,
+        check=finite_loss(state) if config.debug.detect_anomaly else None,
     )
 
 
@@ -266,10 +282,16 @@ def build_hooks(
     throughput: Throughput,
     progress: Progress,
     events: Events,
+    requests: StopRequests,
 ) -> tuple[Hook, ...]:
     """The hooks in their order: what adds to the row of a step stands before what sends it off."""
     last = config.training.steps
-    hooks: list[Hook] = [EventsHook(events)]
+    agreement = Agreement()
+    max_minutes = config.training.max_minutes
+    stop = StopHook(requests, agreement, max_minutes, last, config.checkpoint.enable, events)
+    hooks: list[Hook] = [EventsHook(events), stop]
+    if config.debug.detect_anomaly:
+        hooks.append(FiniteHook())
     if config.validation.enable:
         validation = build_validation(config, prepared, batch, device, mesh, model, loss)
         hooks.append(ValidateHook(validation, config.validation.freq, last, throughput, events))
@@ -299,6 +321,8 @@ def build_hooks(
         )
     groups = [mesh.batch_group, mesh.loss_group, mesh.tp.get_group(), mesh.parameters["fsdp"].get_group()]
     groups.append(mesh.parameters["dp_replicate"].get_group())
+    if agreement.group is not None:
+        groups.append(agreement.group)
     hooks.append(TimeoutHook.of(progress.step + 1, config.comm.train_timeout_seconds, groups))
     hooks.append(GarbageHook(GarbageCollection(config.training.gc_freq, config.training.gc_debug)))
     return tuple(hooks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,15 +14,20 @@ import torch.distributed as dist
 from torch import nn
 
 from titanish.checkpoint.manager import CheckpointManager, Progress
+from titanish.errors import TitanishError
 from titanish.observe.events import Events
 from titanish.observe.metrics import Row, StepMetrics, Throughput
 from titanish.observe.reporter import Reporter
+from titanish.runtime.agreement import Agreement
 from titanish.runtime.device import Device
 from titanish.runtime.garbage import GarbageCollection
 from titanish.runtime.log import log_once
 from titanish.runtime.process_group import use_train_timeout
+from titanish.runtime.stop import StopRequests
 from titanish.train.job import StepResult, TrainState
 from titanish.train.validate import Validation
+
+logger = logging.getLogger("titanish")
 
 
 class Idle:
@@ -52,7 +58,8 @@ class ValidateHook(Idle):
             self._validate(state, row)
 
     def after_step(self, state: TrainState, result: StepResult, row: Row) -> None:
-        if state.step % self.freq == 0 or state.step == self.last_step:
+        due = state.step % self.freq == 0 or state.step == self.last_step
+        if due and state.stop is None:  # who stops a run does not wait for that
             self._validate(state, row)
 
     def _validate(self, state: TrainState, row: Row) -> None:
@@ -83,7 +90,7 @@ class ReportHook(Idle):
 
     def after_step(self, state: TrainState, result: StepResult, row: Row) -> None:
         self.reporter.advance(state.step)
-        if state.step % self.freq == 0 or state.step in (1, self.last_step):
+        if state.step % self.freq == 0 or state.step in (1, self.last_step) or state.stop:
             row = {**self._metrics(state, result), **row}
         if row:
             self.reporter.log({"step": state.step, **row})
@@ -119,7 +126,8 @@ class ReportHook(Idle):
 
 @dataclass(frozen=True)
 class CheckpointHook(Idle):
-    """Saves every `interval` steps, after the last, and after the first if asked for."""
+    """Saves every `interval` steps, after the last also where a run is stopped, and after the first if asked
+    for."""
 
     manager: CheckpointManager
     model: nn.Module
@@ -132,7 +140,7 @@ class CheckpointHook(Idle):
 
     def after_step(self, state: TrainState, result: StepResult, row: Row) -> None:
         due = state.step % self.interval == 0 or state.step == self.last_step
-        if due or (self.after_first and state.step == 1):
+        if due or state.stop or (self.after_first and state.step == 1):
             start = time.perf_counter()
             with self.throughput.excluded():
                 progress = Progress(state.step, state.tokens_seen, state.samples_seen)
@@ -149,6 +157,68 @@ class EventsHook(Idle):
 
     def after_step(self, state: TrainState, result: StepResult, row: Row) -> None:
         self.events.step = state.step
+
+
+@dataclass(frozen=True)
+class StopHook(Idle):
+    """Ends the run after a step where a rank was sent a signal, or where the time is up by rank 0's clock.
+
+    Ranks put in what they know after each step and act on what they put in after the one before: a request
+    on one rank stops all of them with the same step, at most one step later.
+    """
+
+    requests: StopRequests
+    agreement: Agreement
+    max_minutes: float | None
+    last_step: int
+    saves: bool
+    events: Events
+
+    TIME_IS_UP = 1000  # signals have smaller numbers
+
+    def before_step(self, state: TrainState, row: Row) -> None:
+        self.requests.defer()
+
+    def after_step(self, state: TrainState, result: StepResult, row: Row) -> None:
+        if state.step == self.last_step:
+            return
+        # The request with the rank in one number, so that all ranks agree on both.
+        ranks = dist.get_world_size()
+        code, rank = divmod(self.agreement.exchange(self._request() * ranks + dist.get_rank()), ranks)
+        if code:
+            state.stop = self._words(code, rank)
+            saved = (
+                "a checkpoint of it is saved" if self.saves else "checkpoint.enable is off: nothing is saved"
+            )
+            if dist.get_rank() == 0:
+                logger.warning(f"{state.stop}: training stops after step {state.step}; {saved}")
+            self.events.add("stop", state.step, reason=state.stop)
+
+    def _request(self) -> int:
+        if self.requests.signal is not None:
+            return self.requests.signal
+        limit = self.max_minutes
+        up = limit is not None and dist.get_rank() == 0 and self.requests.minutes >= limit
+        return self.TIME_IS_UP if up else 0
+
+    def _words(self, code: int, rank: int) -> str:
+        if code == self.TIME_IS_UP:
+            return f"training.max_minutes = {self.max_minutes:g} are over"
+        return f"{signal.Signals(code).name} on rank {rank}"
+
+
+@dataclass(frozen=True)
+class FiniteHook(Idle):
+    """Ends the run where the gradient's norm is not finite, before anything is saved; waits for the
+    device."""
+
+    def after_step(self, state: TrainState, result: StepResult, row: Row) -> None:
+        norm = result.grad_norm.item()
+        if not math.isfinite(norm):
+            raise TitanishError(
+                f"step {state.step}: the gradient norm is {norm} on all ranks, though no operation of a "
+                "backward pass returned NaN (debug.detect_anomaly)"
+            )
 
 
 @dataclass(frozen=True)

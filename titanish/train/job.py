@@ -20,11 +20,13 @@ from titanish.train.step import Step
 
 @dataclass
 class TrainState:
-    """All that changes during training besides tensors."""
+    """All that changes during training besides tensors; `stop` is why it ends with this step, before its
+    last."""
 
     step: int = 0
     tokens_seen: int = 0
     samples_seen: int = 0
+    stop: str | None = None
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,10 @@ class Job:
 
 
 def run(job: Job) -> None:
-    """Train until `job.steps`; closes hooks and loader, also after an error."""
+    """Train until `job.steps`, or until a hook sets `stop`; closes hooks and loader, also after an error."""
     try:
         batches = iter(job.loader)
-        while job.state.step < job.steps:
+        while job.state.step < job.steps and job.state.stop is None:
             row: Row = {}
             for hook in job.hooks:
                 hook.before_step(job.state, row)

@@ -7,6 +7,7 @@ backward pass is as large as the hidden states and the weight, not tokens x voca
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,12 +31,14 @@ class TokenLoss:
         tp_group: the ranks that share the vocabulary, or None.
         gather_logits: let every rank of `tp_group` see whole logits instead of combining statistics of
         shards.
+        check: called with every sum, or None.
     """
 
     head: nn.Linear
     chunk_tokens: int
     tp_group: dist.ProcessGroup | None = None
     gather_logits: bool = False
+    check: Callable[[Tensor], None] | None = None
 
     def __call__(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """(batch, seq, dim) and int64 (batch, seq) -> float32 scalar, the same on every rank of
@@ -45,9 +48,12 @@ class TokenLoss:
         weight = local_parameter(self.head.weight)  # (vocab/tp, dim)
         # Asked here: inside, `needs_input_grad` is also true under `no_grad`, which validation runs in.
         wanted = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-        return _ChunkedCrossEntropy.apply(
+        total = _ChunkedCrossEntropy.apply(
             hidden.flatten(0, 1), weight, labels.flatten(), shard, self.chunk_tokens, wanted
         )
+        if self.check is not None:
+            self.check(total)
+        return total
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from titanish.config.sections.base import Name, PositiveInt, Seconds, Section
+from titanish.config.sections.base import Count, Name, PositiveInt, Seconds, Section
 
 _OWN_FILES = ("config.toml", "metrics.jsonl", "events.jsonl")
 
@@ -59,7 +59,7 @@ class Metrics(Section):
 
 
 class Comm(Section):
-    """How long ranks wait for each other before the run is given up."""
+    """How long ranks wait for each other before the run is given up, and what is left to find out why."""
 
     init_timeout_seconds: Seconds = 300
     """Limit in seconds for a collective up to the end of the first step, which compiles and allocates."""
@@ -67,9 +67,18 @@ class Comm(Section):
     train_timeout_seconds: Seconds = 100
     """Limit in seconds for a collective after the first step."""
 
+    trace_buf_size: Count = 20000
+    """Collectives that each rank remembers, for a trace when a connection is lost; 0 remembers none."""
+
+    save_traces_folder: Name = "comm_traces"
+    """Folder for these traces, below `job.dump_folder`."""
+
+    save_traces_file_prefix: Name = "rank_"
+    """A trace's file is named so, with the rank behind it."""
+
 
 class Debug(Section):
-    """Randomness and reproducibility."""
+    """Randomness, reproducibility, and the search for numbers that are not finite."""
 
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
     """The one seed of initial weights, data order and dropout."""
@@ -79,3 +88,6 @@ class Debug(Section):
 
     deterministic_warn_only: bool = False
     """With `deterministic`: warn about an operation without a deterministic algorithm instead of failing."""
+
+    detect_anomaly: bool = False
+    """End at the first loss, gradient or gradient norm that is not finite and say where it arose; slow."""

@@ -69,6 +69,9 @@ class Training(Section):
     steps: Steps = 10000
     """Optimizer steps of the whole run, resumed parts included."""
 
+    max_minutes: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Training stops this many minutes after the start of its process, with a checkpoint; absent: never."""
+
     mixed_precision_param: Literal["auto", "bfloat16", "float32"] = "auto"
     """Type in which parameters compute; `auto`: bfloat16 on GPUs that have it, float32 elsewhere."""
 
