@@ -79,7 +79,7 @@ PARALLELISM = {
 METRICS = {
     "metrics.save_for_all_ranks": Effect(
         ("--metrics.save_for_all_ranks",),
-        lambda ran: files("outputs/*.jsonl"),
+        lambda ran: files("outputs/metrics*.jsonl"),
         ["outputs/metrics.jsonl"],
         ["outputs/metrics.jsonl", "outputs/metrics.rank0.jsonl", "outputs/metrics.rank1.jsonl"],
         ranks=2,
